@@ -18,7 +18,7 @@ _COMPLETION = r"Got completion [^\n]{{0,120}}with (?:error |status=)(?:\w+\()?{}
 # What NCCL and torch say of a peer that cannot be reached.
 _UNREACHED = (
     r"(?:[Cc]onnect(?:ed|ion)? to \S+ (?:failed|returned)|Call to connect failed"
-    r"|SocketPollConnect to \S+ failed)[^\n]{0,80}"
+    r"|SocketPollConnect to \S+ failed|Gloo connectFullMesh failed)[^\n]{0,160}"
     r"(?:[Nn]o route to host|[Cc]onnection refused|timed out|unreachable|connection abort)"
 )
 _HANGS = (
@@ -72,6 +72,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"driver version is insufficient for CUDA runtime version"
+                    r"|API call is not supported in the installed CUDA driver"
+                    r"|PTX was compiled with an unsupported toolchain|UnsupportedPtxVersion"
                     r"|forward compatibility was attempted on non supported HW"
                     r"|(?:Driver/library|driver and library) version mismatch",
                 )
@@ -98,6 +100,65 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "nvidia-nccl), and see which libnccl.so is loaded",
         "high",
         f"{_NCCL}1372",
+    ),
+    Symptom(
+        "vgpu-memory",
+        (When((r"init\.cc:\d+ [^\n]{0,20}NCCL WARN Cuda failure (?:801 )?'operation not supp",)),),
+        "the driver refuses the pool of memory that NCCL makes at its start, as a virtual GPU does "
+        "whose unified memory is off",
+        "turn on unified memory for the virtual GPU (enable_uvm in the hypervisor), or pass the "
+        "whole GPU through; without virtual GPUs update the driver",
+        "medium",
+        f"{_NCCL}2101",
+    ),
+    Symptom(
+        "cumem-host",
+        (When((r"transport/shm\.cc:\d+ [^\n]{0,60}peer access is not supported between",)),),
+        "NCCL shares the host's memory by a call of CUDA that asks for P2P, which these GPUs do "
+        "not have",
+        "set NCCL_CUMEM_HOST_ENABLE=0",
+        "high",
+        f"{_NCCL}1838",
+    ),
+    Symptom(
+        "no-gpus",
+        (When((r"no CUDA-capable device is detected|No CUDA GPUs are available",)),),
+        "the process sees no GPU: CUDA_VISIBLE_DEVICES is empty or names others, the container "
+        "was given none, or the driver is not loaded",
+        "run nvidia-smi in the same place, and print CUDA_VISIBLE_DEVICES in the process that "
+        "fails; containers need --gpus all",
+        "medium",
+        f"{_TESTS}30",
+    ),
+    Symptom(
+        "gpu-exclusive",
+        (When((r"CUDA-capable device(?:s|\(s\)) (?:are|is/are) busy or unavailable",)),),
+        "a GPU in the mode for one process (E. Process in nvidia-smi) is opened by a second one: "
+        "another job, or a rank that has not set its own device before the first call",
+        "set the device of each rank first (torch.cuda.set_device), end what is left of earlier "
+        "jobs, or nvidia-smi -c DEFAULT",
+        "medium",
+        f"{_TESTS}369",
+    ),
+    Symptom(
+        "device-not-set",
+        (When((r"(?:Cuda|CUDA) (?:failure|Runtime|error)[^\n]{0,20}invalid resource handle",)),),
+        "a stream or an event of one GPU is used while another one is the current device: the "
+        "process has not set its device, or threads share it",
+        "call torch.cuda.set_device(LOCAL_RANK), or cudaSetDevice in each thread, before the first "
+        "collective; NCCL 2.12 and older need it with torch 2.3 and later",
+        "medium",
+        f"{_TORCH}130414",
+    ),
+    Symptom(
+        "illegal-access",
+        (When((r"an illegal memory access was encountered",)),),
+        "a kernel read or wrote outside its memory; NCCL's watchdog is often the first to notice, "
+        "and neither it nor the network is the cause",
+        "run with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer to see which kernel it is, and try "
+        "the program without its own kernels (attention, quantization, graphs)",
+        "medium",
+        f"{_VLLM}4108",
     ),
     Symptom(
         "nvls-bind",
@@ -186,6 +247,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"exitcode\s*: -9\b|Signal 9 \(SIGKILL\)|exits with return code = -9"
+                    r"|terminated with signal SIGKILL|Signals\.SIGKILL: 9|oom-kill:"
                     r"|exited on signal 9|exit code:? 137\b",
                 )
             ),
@@ -218,6 +280,22 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "with medium: Memory at /dev/shm), and remove stale /dev/shm/nccl-* files",
         "high",
         f"{_NCCL}342",
+    ),
+    Symptom(
+        "shm-permission",
+        (
+            When(
+                (
+                    r"shm_open failed ?: Permission denied"
+                    r"|shared memory [^\n]{0,80}Permission denied",
+                )
+            ),
+        ),
+        "the user may not write to /dev/shm, or files there are another user's",
+        "see ls -ld /dev/shm (drwxrwxrwt is right: chmod 1777 /dev/shm), and delete what is left "
+        "of ended jobs",
+        "high",
+        f"{_NCCL}328",
     ),
     Symptom(
         "shm-without-numa-memory",
@@ -325,6 +403,25 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/aws/aws-ofi-nccl/issues/785",
     ),
     Symptom(
+        "graph-file-set",
+        (
+            When((r"XML Import Channel ?: dev \d+ not found",)),
+            When(
+                (
+                    r"NCCL_GRAPH_FILE set by environment",
+                    r"ncclSystemError|ncclInternalError|unhandled system error",
+                ),
+                (r"NCCL WARN (?!XML Import)",),
+            ),
+        ),
+        "NCCL is given a file of rings (NCCL_GRAPH_FILE) that is for other GPUs, or for more of "
+        "them than the run uses",
+        "unset NCCL_GRAPH_FILE, in the environment and in /etc/nccl.conf and ~/.nccl.conf, where "
+        "images of Azure set it",
+        "high",
+        f"{_NCCL}1240",
+    ),
+    Symptom(
         "duplicate-gpu",
         (When((r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU",)),),
         "two ranks use the same GPU",
@@ -367,9 +464,21 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "tests-apart",
-        (When(findings=("separate-jobs",)), When(findings=("single-rank",))),
-        "the ranks ran alone, each a job of one: nccl-tests was built without MPI",
-        "build it anew: make clean; make MPI=1 MPI_HOME=...; then mpirun joins them",
+        (
+            When(findings=("separate-jobs",)),
+            When(findings=("single-rank",)),
+            # Rank 0 twice in one list of devices.
+            When(
+                (
+                    r"Rank +0 +(?:Group +0 +)?Pid +(\d+) [^\n]*(?:\n *#[^\n]*){0,64}?"
+                    r"\n *# *Rank +0 +(?:Group +0 +)?Pid +(?!\1 )\d+ ",
+                ),
+            ),
+        ),
+        "the processes run alone, each a job of its own: nccl-tests was built without MPI, or with "
+        "another MPI than that of mpirun",
+        "build it anew: make clean; make MPI=1 MPI_HOME=...; then mpirun of that MPI joins them "
+        "(NCCL_TESTS_SPLIT_MASK divides them on purpose)",
         "high",
         f"{_TESTS}182",
     ),
@@ -379,7 +488,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"Mismatched NCCL version detected|NCCL version mismatch with remote peer"
-                    r"|NCCL library is (?:too old|not backwards compatible)",
+                    r"|NCCL library is (?:too old|not backwards compatible)"
+                    r"|undefined symbol: \"?nccl[A-Z]\w+",
                 )
             ),
         ),
@@ -529,6 +639,48 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "same host everywhere (/etc/hosts), and that nc -z ADDRESS PORT succeeds from each host",
         "medium",
         f"{_TORCH}105782",
+    ),
+    Symptom(
+        "rank-count",
+        (
+            When(
+                (
+                    r"mismatch in rank count from procs \d+ : \d+"
+                    r"|rank \d+ of \d+ ranks has already checked in",
+                )
+            ),
+        ),
+        "processes with different numbers of ranks, or with the same rank, meet in one start: two "
+        "jobs share an address, or world sizes differ",
+        "end what is left of earlier jobs, give each job a port of its own, and see that all "
+        "processes have the same WORLD_SIZE and each its own RANK",
+        "high",
+        f"{_TORCH}46248",
+    ),
+    Symptom(
+        "name-unknown",
+        (
+            When(
+                (
+                    r"cannot be retrieved \(gai error|gaierror: \[Errno"
+                    r"|Temporary failure in name resolution",
+                )
+            ),
+        ),
+        "the name of a host has no address where the rank runs",
+        "give addresses in place of names (MASTER_ADDR, --rdzv-endpoint), or add the hosts' own "
+        "names to /etc/hosts of all of them",
+        "medium",
+        "https://github.com/nyu-systems/Grendel-GS/issues/9",
+    ),
+    Symptom(
+        "accelerate-refuses",
+        (When((r"doesn't support faster communication broadband via P2P or IB",)),),
+        "Accelerate refuses to start on these GPUs unless NCCL's P2P and InfiniBand are off",
+        "export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1 before the start, or start by accelerate "
+        "launch, which sets them",
+        "high",
+        "https://github.com/QwenLM/Qwen-VL/issues/447",
     ),
     Symptom(
         "ranks-missing",
@@ -687,7 +839,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"NET/OFI[^\n]{0,80}(?:Could not find any optimal provider"
-                    r"|No eligible providers|Unable to find)"
+                    r"|No eligible providers|Unable to find|fi_getinfo\(\) call failed)"
                     r"|provider efa output empty list",
                 )
             ),
@@ -795,7 +947,10 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (r"P2P is disabled between connected GPUs|lacks GPU P2P capability or P2P test fa",)
             ),
-            When((r"peer access is not supported between these two devices",)),
+            When(
+                (r"peer access is not supported between these two devices",),
+                (r"transport/shm\.cc:\d+ [^\n]{0,60}peer access is not supported",),
+            ),
         ),
         "the GPUs do not reach each other directly (P2P), so all they send passes through the "
         "host's memory: GeForce cards have none in stock drivers, else ACS, the IOMMU or a "
