@@ -122,11 +122,19 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "no-gpus",
-        (When((r"no CUDA-capable device is detected|No CUDA GPUs are available",)),),
+        (
+            When(
+                (
+                    r"no CUDA-capable device is detected|No (?:CUDA|HIP) GPUs are available"
+                    r"|hipErrorInvalidDevice\b|hipErrorNoDevice|no ROCm-capable device is detected",
+                )
+            ),
+        ),
         "the process sees no GPU: CUDA_VISIBLE_DEVICES is empty or names others, the container "
         "was given none, or the driver is not loaded",
         "run nvidia-smi in the same place, and print CUDA_VISIBLE_DEVICES in the process that "
-        "fails; containers need --gpus all",
+        "fails; containers need --gpus all, with ROCm --device=/dev/kfd --device=/dev/dri and the "
+        "group of /dev/dri/render*",
         "medium",
         f"{_TESTS}30",
     ),
@@ -541,7 +549,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (
                     r"Bootstrap ?: no socket interface found|NET/Socket ?: no interface found"
                     r"|No usable listening interface found|No interface found in the same subnet"
-                    r"|No IP interface found|connecting to address\s+with family \d+ is neither",
+                    r"|No IP interface found|connecting to address\s+with family \d+ is neither"
+                    r"|Socket creation failed ?: Address family not supported",
                 )
             ),
         ),
@@ -602,6 +611,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (rf"Bootstrap ?: Using (?:\[0\] ?)?{_OWN_INTERFACE}", r"[Cc]onnect|nNodes [2-9]"),
+            ),
+            # Beside the right one, and the start fails.
+            When(
+                (
+                    rf"NET/Socket ?: Using \[0\][^\n]*\[\d+\]{_OWN_INTERFACE}",
+                    r"ncclSystemError|unhandled system error|ncclRemoteError",
+                ),
+                (r"NCCL WARN (?!Failed to open libibverbs|NET/Socket|socket|[^\n]*[Cc]onnect)",),
             ),
         ),
         "NCCL starts over an interface that exists inside one host alone (a container's bridge or "
