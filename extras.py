@@ -38,6 +38,9 @@ Of machines, topo-probe and topoplan; to these and all that follow only the extr
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
 - `archives`: a function that unpacks a file into a folder, both by their paths, by its format.
 - `probes`: a function of the folder that is `/` on a machine, which returns Facts about it.
+- `answers`: an Answerer (topo/answers.py), for why a run hangs, fails or is slow.
+- `offers`: a function of a topology that returns why no file of the format NAME is offered for an
+  allreduce on it, None if one is.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON.
 - `tables`: a function of a topology and a number of columns that returns a TablePart
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables.
@@ -133,6 +136,7 @@ ASIDES, BOXES, SKELETONS = "asides", "boxes", "skeletons"
 REPAIRS, STATEMENTS = "repairs", "statements"
 ARCHIVES, GRAPHS, NOTEBOOKS, PROBES = "archives", "graphs", "notebooks", "probes"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
+ANSWERS, OFFERS = "answers", "offers"
 WRITERS, CORRECTIONS, SELECTIONS = "writers", "corrections", "selections"
 SOURCES, LAUNCHES = "sources", "launches"
 PLANNERS, BOUNDS, REQUESTS = "planners", "bounds", "requests"
@@ -419,6 +423,18 @@ EXTRAS = (
         needs=("machine-details",),
     ),
     Extra(
+        "answers",
+        ("topo/extras/answers", "tests/extras/answers"),
+        {
+            ANSWERS: {
+                "symptoms": (
+                    "topo.extras.answers.answer:answer",
+                    "of symptoms whose causes public threads have found",
+                )
+            }
+        },
+    ),
+    Extra(
         "mscclpp",
         ("synth/extras/mscclpp", "tests/extras/mscclpp", "tests/mscclpp_player.py"),
         {EXPORTS: {"mscclpp": ("synth.extras.mscclpp.format:FORMAT", "for MSCCL++'s executor")}},
@@ -474,6 +490,12 @@ EXTRAS = (
             *("benchmarks/nccl_graphs.py", "benchmarks/rccl_graphs.py"),
         ),
         {
+            OFFERS: {
+                "nccl-graph": (
+                    "synth.extras.nccl_files.offer:explain_no_offer",
+                    "a graph file for NCCL",
+                )
+            },
             FILES: {
                 "nccl-graph": (
                     "synth.extras.nccl_files.formats:NCCL_GRAPH",
@@ -1121,7 +1143,7 @@ EXTRAS = (
         "judge",
         (
             *("synth/extras/judge", "cli/extras/judge.py", "tests/extras/judge"),
-            *("tests/judge_options.py", "benchmarks/published.py"),
+            *("tests/judge_options.py", "benchmarks/published.py", "benchmarks/offers.py"),
         ),
         {
             COMMANDS: {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..extras import LAUNCHES, Names
+from ..topo.errors import InputError
 from ..topo.pictures.colour import is_terminal, wants_colour
 from ..topo.pictures.convert import convert_for
 from ..topo.printable import printable_lines
@@ -261,12 +262,17 @@ def _probe(arguments: argparse.Namespace) -> int:
     if _reports():
         check_outputs(arguments, "output", "csv")
     source = next((name for name in PROBE_SOURCES.list_all() if getattr(arguments, name)), None)
-    named = [] if source is not None else list_topologies(arguments)
-    topology: Topology = (
-        correct(select(_join(named, arguments), arguments), arguments)
-        if source is None
-        else PROBE_SOURCES.find(source)(arguments, progress)
-    )
+    named: list[Topology] = []
+    try:
+        if source is None:
+            named = list_topologies(arguments)
+            topology = correct(select(_join(named, arguments), arguments), arguments)
+        else:
+            topology = PROBE_SOURCES.find(source)(arguments, progress)
+    except InputError:
+        if said := "".join(review.explain(arguments.topologies) for review in reviews.values()):
+            write_output(arguments, said)
+        raise
     if not _reports():
         return 0
     to_file = arguments.output is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...topo.printable import printable
@@ -38,8 +39,34 @@ def _write(reviewed: Reviewed) -> str:
 
     width = () if columns is None else (columns,)
     lines = report(examination, *width, says_skipped=not arguments.quiet)
+    findings = [finding.what for finding in examination.findings]
+    lines += _list_answers(arguments.topologies, findings)
     text = "\n".join(map(printable, lines)) + "\n"
     return text if columns is None else wrap_text(text, columns)
+
+
+def _list_answers(named: Sequence[str], findings: Sequence[str] = ()) -> list[str]:
+    """Return lines on why runs hang, fail or are slow, by texts that are named and by findings."""
+    from ...topo.answers import Question, ask, describe_answers
+
+    return describe_answers(ask(Question("\n".join(map(_read, named)), tuple(findings))))
+
+
+def _read(name: str) -> str:
+    """Return a file's text; none of what is not a text."""
+    from ...topo.answers import cut_text
+    from ...topo.errors import InputError
+    from ...topo.loader.resolve import is_archive, read_text
+
+    path = Path(name)
+    try:
+        return "" if not path.is_file() or is_archive(path) else cut_text(read_text(path))
+    except InputError:
+        return ""
+
+
+def _explain(named: Sequence[str]) -> str:
+    return "".join(f"{printable(line)}\n" for line in _list_answers(named))
 
 
 def _list_errors(reviewed: Reviewed) -> list[str]:
@@ -89,6 +116,7 @@ CHECK = Review(
         },
     },
     forms={"prometheus": "with --check: write Prometheus' text, for node_exporter to collect"},
+    explain=_explain,
 )
 
 EXAMPLES: tuple[Example, ...] = (

@@ -80,9 +80,10 @@ EXAMPLES: tuple[Example, ...] = (
 ABOUT = """\
 Says, for each collective and size, what share of the certified bound was reached, which link
 limits the rings and trees that were found, and what a graph file for NCCL, another order of ranks
-or a plan would give. Reads NCCL's graph dumps, logs of NCCL and RCCL, tables and JSON of
-nccl-tests and rccl-tests, topo-run --json, and the lines of NCCL Inspector, told apart by what is
-in them. Rates are in GB/s (1e9 bytes a second).
+or a plan would give; of runs that hang, fail or are slow, why, as far as a symptom is known. Reads
+NCCL's graph dumps, logs of NCCL and RCCL, tables and JSON of nccl-tests and rccl-tests, topo-run
+--json, and the lines of NCCL Inspector, told apart by what is in them. Rates are in GB/s (1e9 bytes
+a second).
 """
 
 
@@ -321,7 +322,7 @@ def _render(
     if arguments.at_least is not None:
         return json.dumps(write_gate(verdicts, arguments.at_least, refused + void)) + "\n"
     to_terminal = arguments.output is None and sys.stdout.isatty()
-    text = printable_lines(write_text(verdicts, least))
+    text = printable_lines(write_text(verdicts, least, in_full=arguments.verbose))
     return wrap_text(text, find_width() if to_terminal else None)
 
 
@@ -329,6 +330,8 @@ def _judge_files(
     arguments: argparse.Namespace, files: list[str], machines: Machines, say: Say
 ) -> tuple[list[FileVerdict], list[tuple[str, str]]]:
     """Return the verdicts on the files, and the files that cannot be judged, with reasons."""
+    from ...synth.extras.judge.answers import answer_alone
+    from ...synth.extras.judge.file_contents import NothingToJudgeError
     from ...synth.extras.judge.readers.detect import read_file
 
     all_contents, verdicts = [], []
@@ -336,10 +339,15 @@ def _judge_files(
     for name in files:
         try:
             all_contents.append(read_file(name, arguments.collective))
+        except NothingToJudgeError as error:
+            if (answered := answer_alone(name, error)) is None:
+                refused.append((name, name_option(error)))
+            else:
+                verdicts.append(answered)
         except InputError as error:
             refused.append((name, name_option(error)))
     if not all_contents:
-        return [], refused
+        return verdicts, refused
     # Solvers take a second to import, so unreadable files are refused before that.
     from ...synth.extras.judge.judging import Judge
 

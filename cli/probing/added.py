@@ -6,7 +6,7 @@ root. Options of topo-probe have the names that they have there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +47,15 @@ class Review:
     `list_errors` returns a line for each problem that makes the exit code 1. `options` are more
     options that are for this review alone, by name, with what `add_argument` takes; none has a
     default. `forms` are options, by name with their help, that ask for another form of its text in
-    place of --format.
+    place of --format. `explain` makes a text of named files of which none has a machine, "" if it
+    has nothing to say of them.
     """
 
     write: Callable[[Reviewed], str]
     list_errors: Callable[[Reviewed], list[str]]
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     forms: Mapping[str, str] = field(default_factory=dict)
+    explain: Callable[[Sequence[str]], str] = lambda names: ""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ PROBE, JUDGE, SYNTH = "probe", "judge", "synth"
         (SYNTH, "04-hwloc-b200.xml", ("--bound-only",), ["if its GPUs have no other NVLinks"], []),
         (SYNTH, "05-two-sockets-gen5.txt", ("--bound-only",), ["if the link between"], ["19.2"]),
         (JUDGE, "06-log-ends-in-warn.log", (), ["line 4", "too many XML nodes"], ["whole log"]),
-        (PROBE, "07-bridged-offer.txt", ("--check",), ["ask topo-synth"], ["give NCCL a graph"]),
+        (PROBE, "07-bridged-offer.txt", ("--check",), ["no graph file"], ["give NCCL"]),
         (PROBE, "08-fenced-xml.md", (), ["2 ranks", "PHB 48"], []),
         (JUDGE, "09-fall-in-place.txt", (), ["allreduce in place falls"], []),
         (PROBE, "10-ibnetdiscover.out", ("--box", "dgx1"), ["ibnetdiscover", "topograph"], []),

@@ -330,13 +330,15 @@ def _advise_on_tuner(channels: ChannelVerdict, collective: str) -> list[FileFind
     other = channels.rate(collective, shape)
     if other is None or other.algbw_GBps <= taken.algbw_GBps * _MIN_GAIN:
         return []
+    options = channels.options.get(collective)
+    is_offered = options is not None and options.best(GRAPH_FILE) is not None
+    file = "a graph file with true speeds lets the tuner choose by size; " if is_offered else ""
     return [
         FileFinding(
             f"tuner-{collective}",
             f"the tuner takes {taken.shape} ({gbps(taken.algbw_GBps)} GB/s on paper), and {shape} "
             f"would reach {gbps(other.algbw_GBps)} GB/s",
-            "a graph file with true speeds lets the tuner choose by size; "
-            f"NCCL_ALGO={name} forces it at all sizes",
+            f"{file}NCCL_ALGO={name} forces it at all sizes",
         )
     ]
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ....topo.errors import InputError
 from ....topo.graph import Topology
 
 # A ring: every rank once.
@@ -129,9 +130,19 @@ class ObservedCommunicator:
     has_more: bool = False
 
 
+class NothingToJudgeError(InputError):
+    """A text that has nothing to compare with a bound; `text` is that, shortened if it is long."""
+
+    def __init__(self, error: InputError, text: str) -> None:
+        super().__init__(str(error), parameter=error.parameter)
+        self.text = text
+
+
 @dataclass(frozen=True)
 class FileContents:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
+
+    `text` is what was read, shortened if it is long.
 
     `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
     topology that the text names, `machine` the topology that the text itself has, in the form that
@@ -155,6 +166,7 @@ class FileContents:
     machine_source: str = ""
     group: tuple[int, ...] = ()
     helpers: tuple[int, ...] = ()
+    text: str = field(default="", repr=False, compare=False)
 
 
 def chain_parents(order: Sequence[int]) -> Parents:

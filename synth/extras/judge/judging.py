@@ -14,6 +14,7 @@ from ....topo.routes import Router
 from ...ir.collective import Collective
 from ..stock.constants import OF_CHAIN, OVER_RINGS, RING, TREES
 from .advice import Spell, advise, gbps, name_command, size_text
+from .answers import find_answers
 from .file_contents import (
     FileContents,
     FileFinding,
@@ -116,6 +117,7 @@ class Judge:
         if left > 0:
             verdict.notes.append(f"{left} more communicators are not judged")
         verdict.findings = rank_findings([*verdict.findings, *advise(verdict, self.spell)])
+        verdict.answers = find_answers(verdict)
         return verdict
 
     def _raise_assumed(

@@ -26,13 +26,10 @@ from ...numeric.effort import Effort
 from ...plan import Plan
 from ...planner.synthesize import synthesize
 from ...request import Request
-from ..nccl_files.choice import choose_graphs
+from ..nccl_files.offer import offer_graph_file
 from ..place.job import WHOLE
 from ..place.placing import place
 from ..stock.constants import OVER_RINGS
-from ..stock.model import KINDS
-from ..stock.nccl_version import NEWEST
-from ..stock.on_paper import USUAL_SIZE_bytes
 from .machine import count_hosts
 from .rates import rate_rings
 
@@ -65,6 +62,9 @@ ROUNDING = 1.005
 # The same of links at NCCL's count: PCIe Gen3 x16 carries up to 15.75 GB/s and counts as 12, an
 # NVLink 25 and counts as 20.
 _ABOVE_COUNTED = {"pcie": 15.75 / 12, "nvlink": 25 / 20}
+
+# Largest denominator of a rate that an export states as a float.
+_MAX_DENOMINATOR = 10**4
 
 GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
 # With more GPUs, the help that those could give which take no part is not computed.
@@ -355,20 +355,21 @@ def _find_graph_file(collective: Collective, router: Router) -> Option:
 
     Raise InfeasibleError if it writes none, since stock NCCL is as good by the model of it.
     """
-    effort = Effort(TIME_LIMIT_S)
-    chosen = choose_graphs(collective, router, effort, None, NEWEST, USUAL_SIZE_bytes)
-    if not chosen.is_worth_writing:
-        raise InfeasibleError("stock NCCL is at the bound, or above, by its own count of links")
-    rates = {"rings": chosen.graphs.ring_GBps, "chains": chosen.graphs.chain_GBps}
-    faster = "chains" if rates["chains"] > rates["rings"] else "rings"
-    picked = KINDS[chosen.comparison.picked] if chosen.comparison else faster
+    figures = (made := offer_graph_file(collective, router)).figures
+    rates = {
+        name: Fraction(rate).limit_denominator(_MAX_DENOMINATOR)
+        for name, rate in figures["algbw_GBps"].items()
+        if rate
+    }
+    picked = figures.get("picked") or max(rates, key=lambda name: rates[name])
     if collective.name != "allreduce":
         picked = "rings"
-    count = chosen.graphs.count
+    count = figures["channels"]
     return Option(
         GRAPH_FILE,
         rates[picked],
         f"{count} {picked if count > 1 else picked[:-1]} through all GPUs",
+        "".join(f" {name}={value}" for name, value in made.environment.items()),
     )
 
 

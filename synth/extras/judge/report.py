@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ....topo.answers import describe_answers
 from ....topo.metrics import write_metrics
 from ....topo.output_head import output_head
 from ...bounds.assumptions import join_assumptions
@@ -41,23 +42,28 @@ METRICS = {
 }
 
 
-def write_text(verdicts: Sequence[FileVerdict], least: float | None) -> str:
-    """Return the verdicts as text; `least` is the required share of the bound."""
-    return "\n".join("".join(f"{x}\n" for x in _list_lines(v, least)) for v in verdicts)
+def write_text(
+    verdicts: Sequence[FileVerdict], least: float | None, *, in_full: bool = False
+) -> str:
+    """Return the verdicts as text; `least` is the required share of the bound.
+
+    Of the answers to why, all have cause and remedy if `in_full`, else the first one.
+    """
+    return "\n".join("".join(f"{x}\n" for x in _list_lines(v, least, in_full)) for v in verdicts)
 
 
-def _list_lines(verdict: FileVerdict, least: float | None) -> list[str]:
+def _list_lines(verdict: FileVerdict, least: float | None, in_full: bool) -> list[str]:
     contents, machine = verdict.contents, verdict.machine
     lines = [
         f"{contents.where}: {contents.kind}{f', {contents.library}' if contents.library else ''}"
     ]
     topology = machine.topology
-    lines.append(
-        f"  topology: none: {machine.source}"
-        if topology is None
-        else f"  topology: {topology.name}, {len(topology.ranks)} GPUs ({machine.source})"
-    )
+    if topology is not None:
+        lines.append(f"  topology: {topology.name}, {len(topology.ranks)} GPUs ({machine.source})")
+    elif not verdict.is_answer:
+        lines.append(f"  topology: none: {machine.source}")
     lines += _list_finding_lines(f"verdict: {verdict.verdict.name}", verdict.verdict)
+    lines += _list_answer_lines(verdict, in_full)
     for channels in verdict.communicators:
         lines += _list_channel_lines(channels)
     for measured in verdict.measured:
@@ -72,6 +78,18 @@ def _list_lines(verdict: FileVerdict, least: float | None) -> list[str]:
             for what, share in verdict.shares
         ]
     return lines
+
+
+def _list_answer_lines(verdict: FileVerdict, in_full: bool) -> list[str]:
+    answers, lines = verdict.answers, list[str]()
+    if verdict.is_answer:
+        first, *others = answers
+        lines = [f"      {first.sure} certainty; found in {first.source}"]
+        answers, count = tuple(others), 0
+    else:
+        count = 1
+    count = len(answers) if in_full else count
+    return [*lines, *(f"  {line}" for line in describe_answers(answers, in_full=count))]
 
 
 def _list_finding_lines(head: str, finding: FileFinding) -> list[str]:
@@ -198,6 +216,9 @@ def write_json(
         **output_head("topoplan-judge"),
         "stock_model": write_model(topologies[0]) if topologies else None,
         "files": [_verdict_json(verdict) for verdict in verdicts],
+        "answers": [
+            {"file": v.reading.where, **answer.to_json()} for v in verdicts for answer in v.answers
+        ],
         "refused": [{"file": name, "message": message} for name, message in refused],
         "share": min(shares, default=None),
     }
@@ -276,6 +297,7 @@ def _verdict_json(verdict: FileVerdict) -> dict[str, Any]:
         "measured": [_measured_json(m) for m in verdict.measured],
         "verdict": _finding_json(verdict.verdict),
         "findings": [_finding_json(f) for f in verdict.findings],
+        "answers": [answer.to_json() for answer in verdict.answers],
         "notes": verdict.notes,
         "share": min((share for _, share in verdict.shares), default=None),
     }

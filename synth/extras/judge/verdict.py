@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from ....topo.answers import Answer
 from ....topo.graph import Topology
 from .file_contents import FileContents, FileFinding, Measurement, ObservedCommunicator
 from .machine import JudgedMachine, RankMap
@@ -185,6 +186,12 @@ class FileVerdict:
     communicators: list[ChannelVerdict] = field(default_factory=list)
     findings: list[FileFinding] = field(default_factory=list)  # the verdict first
     notes: list[str] = field(default_factory=list)
+    answers: tuple[Answer, ...] = ()  # why it hangs, fails or is slow, the surest first
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the verdict is the first answer, since there is nothing else to judge."""
+        return bool(self.answers) and self.verdict.name == self.answers[0].symptom
 
     @property
     def shares(self) -> list[tuple[str, float]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations, pairwise
 
+from ....extras import OFFERS, Names
 from ...facts import keys
 from ...graph import Device, Link
 from ...grouping import group_by_key
@@ -22,12 +23,10 @@ from .view import (
     parse_whole,
 )
 
-_GRAPH_FILE = "give NCCL a graph file, which topo-synth writes (format nccl-graph)"
-# NCCL's chains may be as good as any file: only topo-synth, which searches, knows.
-_ASK = (
-    "ask topo-synth whether a graph file would gain (format nccl-graph); it writes none where "
-    "stock is as good"
-)
+# A file that tunes NCCL, by its name in the group `offers`, and its offer in words.
+_NCCL_GRAPH = "nccl-graph"
+_GRAPH_FILE = f"give NCCL a graph file, which topo-synth writes (format {_NCCL_GRAPH})"
+_NO_FILE = "nothing: no graph file for NCCL is known to gain here"
 _MIN_RING_GBps = Fraction(18)
 # Compute capability, times 10, of the first GPUs with stricter limits in NCCL (Blackwell).
 _MIN_SM = 100
@@ -65,7 +64,7 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
         f"NVLink joins {' | '.join(map(join_names, bridged))} only, so stock NCCL's rings run at "
         "the rate of their hop over PCIe everywhere",
         tuple([view.format_link(x) for x in of_nvlink if x.src in about and x.dst in about]),
-        _ASK,
+        _GRAPH_FILE if _is_file_offered(view) else _NO_FILE,
     )
 
 
@@ -112,8 +111,14 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
             f"{format_GBps(_MIN_RING_GBps)} that NCCL 2.25.1 and later asks of such GPUs; it finds "
             "no ring and uses one channel, without a NIC it does not start",
             tuple(dict.fromkeys(view.format_link(slow[gpu]) for gpu in about)),
-            f"check slots and BIOS; else {_GRAPH_FILE}",
+            f"check slots and BIOS{f'; else {_GRAPH_FILE}' if _is_file_offered(view) else ''}",
         )
+
+
+def _is_file_offered(view: DoctorView) -> bool:
+    """Return whether an extra offers a graph file: it searches, which takes seconds."""
+    offers = Names(OFFERS)
+    return _NCCL_GRAPH in offers.describe() and offers.find(_NCCL_GRAPH)(view.topology) is None
 
 
 def _find_sm(view: DoctorView, gpu: Device) -> int | None:

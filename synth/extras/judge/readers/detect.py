@@ -7,13 +7,20 @@ from html import unescape
 from pathlib import Path
 
 from .....topo import files
+from .....topo.answers import cut_text
 from .....topo.errors import InputError
 from .....topo.extras.measured import pair_rates
 from .....topo.extras.nccl_log import reader as nccl_log
 from .....topo.formats.detect import read_topology_text
 from .....topo.formats.pasted import find_xml
 from .....topo.graph import Topology
-from ..file_contents import HAS_RESULTS, BenchmarkResults, FileContents, FileFinding
+from ..file_contents import (
+    HAS_RESULTS,
+    BenchmarkResults,
+    FileContents,
+    FileFinding,
+    NothingToJudgeError,
+)
 from .benchmarks import find_benchmark
 from .left_out import describe_left_out
 from .log_lines import Signatures, is_of_log
@@ -132,9 +139,13 @@ def read_file(name: str, collective: str | None = None) -> FileContents:
 def read_text(text: str, where: str, collective: str | None = None) -> FileContents:
     """Return the contents of a text, which errors call `where`.
 
-    Raise InputError in the same cases as read_file.
+    Raise InputError in the same cases as read_file: NothingToJudgeError for a text without
+    anything to compare with a bound.
     """
-    contents = _read_any(text, where, collective)
+    try:
+        contents = replace(_read_any(text, where, collective), text=cut_text(text))
+    except InputError as error:
+        raise NothingToJudgeError(error, cut_text(text)) from None
     measured = sorted({m.collective for m in contents.measurements})
     if collective is not None and measured and collective not in measured:
         raise InputError(

@@ -50,7 +50,7 @@ def read_graph_dump(text: str, where: str) -> FileContents:
             "simple-order",
             f"{graph.name} is the simple order of ranks: NCCL's search failed, and its tuner "
             "counts one channel of 0.1 GB/s",
-            "give it a graph file (topo-synth's format nccl-graph)",
+            "try an older or newer NCCL",
             graph.line,
         )
         for graph in graphs

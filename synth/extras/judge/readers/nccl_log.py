@@ -253,9 +253,8 @@ class LogReader:
                 "simple-order",
                 f"NCCL's search got no path for pattern {match[1]} and fell back to the simple "
                 "order of ranks: one channel, which its tuner counts as 0.1 GB/s",
-                "give it a graph file (topo-synth's format nccl-graph), or an older or newer NCCL: "
-                "2.25.1 and later find no ring over PCIe slower than 18 GB/s on GPUs of compute "
-                "capability 10.0 and more",
+                "try another NCCL: 2.25.1 and later find no ring over PCIe slower than 18 "
+                "GB/s on GPUs of compute capability 10.0 and more",
                 number,
             )
         if (match := lines.NO_P2P.search(text)) is not None:

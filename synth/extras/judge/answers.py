@@ -1,0 +1,34 @@
+"""Why a run hangs, fails or is slow: what extras answer to what judge has read and found."""
+
+from ....topo.answers import Answer, Question, ask
+from .file_contents import FileContents, FileFinding, NothingToJudgeError
+from .machine import JudgedMachine
+from .ranking import is_healthy
+from .verdict import FileVerdict
+
+
+def find_answers(verdict: FileVerdict) -> tuple[Answer, ...]:
+    """Return the answers on a file, the surest first; none where nothing is lost."""
+    if is_healthy(verdict.verdict):
+        return ()
+    rates = [row.measured.busbw_GBps for measured in verdict.measured for row in measured.rows]
+    names = tuple(finding.name for finding in verdict.findings)
+    return ask(Question(verdict.contents.text, names, max(rates, default=None)))
+
+
+def answer_alone(where: str, error: NothingToJudgeError) -> FileVerdict | None:
+    """Return the verdict on a text with nothing to judge, which is the first answer; None if none.
+
+    `error` says why there is nothing to judge.
+    """
+    answers = ask(Question(error.text))
+    if not answers:
+        return None
+    first = answers[0]
+    return FileVerdict(
+        FileContents(where, "text with nothing to compare with a bound"),
+        JudgedMachine(None, "none is needed, as nothing is compared", ""),
+        findings=[FileFinding(first.symptom, first.because, first.do, first.line)],
+        notes=[str(error).removeprefix(f"{where}: ").removeprefix(f"{where}, ")],
+        answers=answers,
+    )

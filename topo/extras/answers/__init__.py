@@ -1,0 +1,1 @@
+"""Symptoms of runs that hang, fail or are slow, and what public threads found as their causes."""
