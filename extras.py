@@ -47,6 +47,8 @@ Of plans and topo-synth:
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
   Strategy (synth/request.py); the line says what follows the colon.
 - `sections`: a SectionKind (synth/section.py), for the field NAME of a plan's file.
+- `constraints`: a function of the VALUE of `topo-synth --NAME VALUE` that returns the Promise
+  (synth/promise.py) which all schedules of the plan keep then.
 - `additions`: an Addition (synth/addition.py), and `promises`: a Promise (synth/promise.py), for
   the options of their names.
 - `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
@@ -122,6 +124,7 @@ ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
 CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
+CONSTRAINTS = "constraints"
 JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
 OBSERVERS, ACCOUNTS, CACHES = "observers", "accounts", "caches"
@@ -434,6 +437,41 @@ EXTRAS = (
                 "topo-synth allreduce dgx1 --reproducible": (
                     "topo-synth",
                     "the same bits for an element in buffers of all sizes",
+                )
+            },
+        },
+    ),
+    Extra(
+        "concurrency",
+        (
+            *("synth/extras/concurrency", "runtime/extras/concurrency"),
+            "tests/extras/concurrency",
+        ),
+        {
+            SECTIONS: {
+                "concurrent": (
+                    "synth.extras.concurrency.section:CONCURRENT",
+                    "how many transfers run at a time",
+                )
+            },
+            CONSTRAINTS: {
+                "concurrent": (
+                    "synth.extras.concurrency.promise:make_promise",
+                    "run at most so many transfers at a time out of and into each GPU (gpu=1), or "
+                    "through each switch (switch=1), CPU root (root=2) or one device (plx0=1); "
+                    "several with commas",
+                )
+            },
+            RUNNERS: {
+                "turns": (
+                    "runtime.extras.concurrency.runner:TURNS",
+                    "sends messages that wait for their turn",
+                )
+            },
+            EXAMPLES: {
+                "topo-synth alltoall star:4 --concurrent switch=1": (
+                    "topo-synth",
+                    "for a switch that several transfers at once slow down: one at a time",
                 )
             },
         },

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...extras import (
     ADDITIONS,
+    CONSTRAINTS,
     CURVES,
     EXPLANATIONS,
     EXPORTS,
@@ -35,6 +36,8 @@ SCHEDULE_FORMATS = Names(EXPORTS)
 ADDED_MODES = Names(MODES)
 # Those that do something else with what is planned; likewise.
 ADDED_JOBS = Names(JOBS)
+# Those that all schedules of a plan keep to; likewise.
+ADDED_CONSTRAINTS = Names(CONSTRAINTS)
 # What the line about a name in each group follows, and what stands before that line.
 _MENTIONED = {
     FILES: ("--format {}", ""),
@@ -105,6 +108,8 @@ def _add_own(group: argparse._ArgumentGroup, extra: Extra) -> None:
     for kind in (JOBS, PROMISES):
         for name in extra.adds.get(kind, ()):
             group.add_argument(f"--{name}", action="store_true", help=find_help(kind, name))
+    for name in extra.adds.get(CONSTRAINTS, ()):
+        group.add_argument(f"--{name}", metavar="LIMITS", help=find_help(CONSTRAINTS, name))
     for name in extra.adds.get(ADDITIONS, ()):
         group.add_argument(f"--{name}", choices=("links",), help=find_help(ADDITIONS, name))
 

@@ -13,6 +13,7 @@ from ..shared.common import Example, Parser, list_examples, shown_name
 from ..shared.formats import check_pictures, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 from .added import (
+    ADDED_CONSTRAINTS,
     ADDED_JOBS,
     ADDED_MODES,
     PLAN,
@@ -27,6 +28,7 @@ from .added import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ...synth.promise import Promise
     from ...synth.request import TreeLimits
 
 PROG = "topo-synth"
@@ -341,10 +343,12 @@ def _check_combinations(args: argparse.Namespace) -> None:
     explains = {f"--{name}": getattr(args, name) for name in ADDED_JOBS.list_all()}
     files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
     limits = _given({**trees, **fronts, **explains, **exacts})
+    constraints = {f"--{name}": getattr(args, name) for name in ADDED_CONSTRAINTS.list_all()}
     others = {
         "--strategy": args.strategy != "auto",
         "--bound-only": args.bound_only,
         "--reproducible": args.reproducible,
+        **constraints,
     }
     exact = "--pareto" if args.pareto else "--instance"
     is_exact = bool(args.pareto or args.instance)
@@ -381,6 +385,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             + _given(
                 {
                     "--reproducible": args.reproducible,
+                    **constraints,
                     **modes,
                     "--root": args.root is not None,
                     "--without-rank": args.without_rank,
@@ -480,6 +485,16 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "--reproducible with {}: only whole plans have one bracketing; leave one of them out",
         ),
         (
+            _given(constraints),
+            args.bound_only
+            or is_exact
+            or args.reproducible
+            or args.spare is not None
+            or args.format != PLAN,
+            "{} is for whole plans alone: leave out --bound-only, --pareto, --instance, "
+            "--reproducible, --spare and --format, or this",
+        ),
+        (
             ["--instance"],
             args.instance and args.pareto,
             "{} with --pareto: the one decides single rows, the other searches; leave one of "
@@ -536,6 +551,12 @@ def parse_limits(args: argparse.Namespace) -> TreeLimits:
         if not 0 <= epsilon < 1:
             raise InputError(f"--epsilon {args.epsilon}: expected at least 0 and less than 1")
     return TreeLimits(epsilon, args.max_trees, args.max_depth)
+
+
+def list_promises(args: argparse.Namespace) -> tuple[Promise, ...]:
+    """Return what the options of extras ask of all schedules; raise InputError if one is wrong."""
+    asked = {name: getattr(args, name) for name in ADDED_CONSTRAINTS.list_all()}
+    return tuple(ADDED_CONSTRAINTS.find(name)(value) for name, value in asked.items() if value)
 
 
 def parse_instance(text: str) -> tuple[int, int, int]:

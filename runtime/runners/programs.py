@@ -277,6 +277,10 @@ class Messages(ProgramRunner):
         self._rounds_once = rounds_once
         self._ranks = frozenset(transport.control.labels)
 
+    def takes(self, schedule: Schedule) -> bool:
+        """Return whether a schedule may be sent in its number of segments."""
+        return True
+
     @property
     def why_alone(self) -> str | None:
         """Why schedules may be carried out in no other way, None if they may."""

@@ -34,8 +34,8 @@ def synthesize_group(request: Request) -> Synthesis:
     """Return the verified plan for a group, which the request's helpers may help.
 
     The collective has members, numbered as on the topology, as the helpers are. The errors are
-    those of `synthesize_whole`. Schedules of strategies other than packing, and reproducible ones,
-    use no helpers.
+    those of `synthesize_whole`. Schedules of strategies other than packing, and those that keep a
+    promise, use no helpers.
     """
     started = time.monotonic()
     collective, helpers, effort = request.collective, request.helpers, request.effort
@@ -51,7 +51,8 @@ def synthesize_group(request: Request) -> Synthesis:
         )
     except (InfeasibleError, TimeLimitError) as error:
         failed = error
-    helped = bool(helpers) and request.strategy in (AUTO, "packing") and not request.reproducible
+    promises = request.reproducible or request.promises
+    helped = bool(helpers) and request.strategy in (AUTO, "packing") and not promises
     if alone is None and not helped:
         assert failed is not None
         raise failed
