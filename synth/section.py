@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from ..topo.graph import Topology
-
     from .ir.schedule import Schedule
     from .plan import Plan
 

@@ -59,12 +59,12 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     `size`, in bytes or as text ("64M"), requests the schedule that is the fastest at this size
     alone: the plan uses it for all sizes. `root` is the root of broadcast, reduce, gather and
     scatter (default: rank 0, or the lowest of the group). `limits` restrict trees. `reproducible`:
-    an element's bits depend neither on the size of the buffer nor on its place in it.
-    `constraints` are what else all schedules keep, by the names of topo-synth's options
-    ({"concurrent": "gpu=1"}). `thorough`: auto also tries strategies that it expects to lose. `spare="links"`: the plan also has plans for
-    the loss of each link and NIC, for ranks that go on after a fault. `time_limit_s` stops the
-    search, and a warning is logged if it did; with more than a minute, searches do more work.
-    `progress` is called with a line of text from time to time.
+    an element's bits depend neither on the size of the buffer nor on its place in it. `constraints`
+    are what else all schedules keep, by the names of topo-synth's options ({"concurrent":
+    "gpu=1"}). `thorough`: auto also tries strategies that it expects to lose. `spare="links"`: the
+    plan also has plans for the loss of each link and NIC, for ranks that go on after a fault.
+    `time_limit_s` stops the search, and a warning is logged if it did; with more than a minute,
+    searches do more work. `progress` is called with a line of text from time to time.
 
     `group` lists the ranks that take part, if not all do, and `helpers` the others that may relay,
     copy and add for them: "rest" (all others), "none", or ranks. All ranks are numbered as on the

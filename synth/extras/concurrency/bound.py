@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ....topo.graph import Topology
 from ....topo.devices import Device, Link
+from ....topo.graph import Topology
 from ....topo.routes import Router
 from ...bounds.certificate import Bound, check_bound
 from ...bounds.multipath import bound

@@ -97,7 +97,9 @@ def parse_limits(text: object) -> Limits:
     if isinstance(text, Mapping):
         items = ((str(name), str(most)) for name, most in text.items())
     else:
-        items = ((name, most) for name, _, most in (x.rpartition("=") for x in str(text).split(",")))
+        items = (
+            (name, most) for name, _, most in (x.rpartition("=") for x in str(text).split(","))
+        )
     most: dict[str, int] = {}
     for given, number in items:
         name = given.strip()

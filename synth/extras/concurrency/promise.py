@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,7 @@ from ...verify import verify
 from .bound import find_bound
 from .handovers import find_waits_us
 from .limits import Limits, Port, parse_limits
+from .one_ring import build_one_ring
 from .replay import check_concurrency
 from .section import Concurrent
 from .turns import cut, take_turns
@@ -41,6 +43,8 @@ def make_promise(value: object) -> Promise:
 def _build(request: Request) -> list[Schedule]:
     """Return the schedules of all strategies that are quick; `_choose` has them take turns."""
     built: dict[Schedule, None] = {}
+    with suppress(InfeasibleError):
+        built |= dict.fromkeys(build_one_ring(request))
     for strategy in list_strategies().values():
         collective = request.collective
         if collective.name not in strategy.collectives or not strategy.may_win(

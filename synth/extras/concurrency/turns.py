@@ -51,9 +51,7 @@ class _Unit:
 class _Messages:
     """The messages of a schedule in their order, with ports, durations, and what they need."""
 
-    def __init__(
-        self, schedule: Schedule, topology: Topology, limited: Mapping[Port, int]
-    ) -> None:
+    def __init__(self, schedule: Schedule, topology: Topology, limited: Mapping[Port, int]) -> None:
         t, ranks = schedule.transfers, topology.ranks
         paths, path_of = t.paths()
         ends = [(ranks[src], *route, ranks[dst]) for src, dst, route in paths]
