@@ -31,8 +31,10 @@ class PlanSection(Protocol):
 
     name: str
     version: int
-    runner: str | None
-    """The runner that alone carries out the plan's schedules as promised; None: any does."""
+
+    @property
+    def runner(self) -> str | None:
+        """The runner that alone carries out the plan's schedules as promised; None: any does."""
 
     def to_json(self, numbers: dict[Schedule, int]) -> Any:
         """Return the field's content. `numbers` are the schedules' places in the file."""

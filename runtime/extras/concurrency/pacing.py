@@ -28,10 +28,12 @@ def pace(program: Program, handovers: Sequence[Handover]) -> Program:
     if not mine:
         return program
     words = _Words(program, mine)
+    # An element for what is sent, and one for what each other rank sends.
+    room = 1 + max(max(x.src, x.dst) for x in mine) + 1
     is_batched = any(isinstance(x, Exchange) for x in program.instructions)
     instructions = _pace_batches(program, words) if is_batched else _Flow(program, words).write()
     return replace(
-        program, instructions=tuple(instructions), staging_numel=program.staging_numel + 2
+        program, instructions=tuple(instructions), staging_numel=program.staging_numel + room
     )
 
 
@@ -39,7 +41,8 @@ class _Words:
     """The words that a rank gives and waits for, as posts, by the ticks after which they are."""
 
     def __init__(self, program: Program, handovers: Iterable[Handover]) -> None:
-        rank, numbers = program.rank, Counter((x.kind, x.peer) for x in program.posts)
+        rank = program.rank
+        numbers = Counter((x.kind == "send", x.peer) for x in program.posts)
         free = program.staging_numel
         self.given: dict[int, list[Post]] = defaultdict(list)
         self.awaited: list[tuple[Handover, Post | None]] = []
@@ -48,12 +51,12 @@ class _Words:
             if src == dst:
                 self.awaited.append((handover, None))
                 continue
-            kind, peer = ("send", dst) if src == rank else ("receive", src)
-            number = numbers[kind, peer]
-            numbers[kind, peer] += 1
-            span = Span("staging", free + (kind == "receive"), 1)
-            post = Post("send" if src == rank else "receive", peer, number, after, after, span)
-            if src == rank:
+            gives, peer = src == rank, dst if src == rank else src
+            number = numbers[gives, peer]
+            numbers[gives, peer] += 1
+            span = Span("staging", free if gives else free + 1 + peer, 1)
+            post = Post("send" if gives else "receive", peer, number, after, after, span)
+            if gives:
                 self.given[after].append(post)
             else:
                 self.awaited.append((handover, post))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 
 from ....topo.devices import Device, Link
 from ....topo.graph import Topology
@@ -34,20 +35,14 @@ def narrow(topology: Topology, limited: Mapping[Port, int]) -> Topology:
     leaves = {device: f"{device} out of" for device, side in fastest if side != "into"}
     devices, links = list[Device](), list[Link]()
     for device in topology.devices:
-        split = device.id in enters or device.id in leaves
-        if device.kind == "gpu" or not split:
+        if device.kind == "gpu" or device.id not in {*enters, *leaves}:
             devices.append(device)
         added = (side[device.id] for side in (enters, leaves) if device.id in side)
         devices += [Device(ident, kind="switch") for ident in added]
-    for (device, side), rate in fastest.items():
-        ends = {
-            "out of": (device, leaves.get(device)),
-            "into": (enters.get(device), device),
-            "through": (enters.get(device), leaves.get(device)),
-        }[side]
-        src, dst = ends
-        assert src is not None and dst is not None
-        links.append(Link(src, dst, rate * limited[device, side], 0))
+    for (ident, side), rate in fastest.items():
+        src = ident if side == "out of" else enters[ident]
+        dst = ident if side == "into" else leaves[ident]
+        links.append(Link(src, dst, rate * limited[ident, side], Fraction(0)))
     links += [
         replace(link, src=leaves.get(link.src, link.src), dst=enters.get(link.dst, link.dst))
         for link in topology.links

@@ -109,7 +109,7 @@ class Concurrent:
             "assumes": f"with {self.limits.describe()}",
             "handovers": len(find_handovers(last, plan.topology, ports)),
             "bound": None,
-            "gap": gap and float(gap),
+            "gap": None if gap is None else float(gap),
         }
         if self.bound is not None:
             figures["bound"] = {
