@@ -309,6 +309,28 @@ EXTRAS = (
         },
     ),
     Extra(
+        "patterns",
+        ("topo/extras/patterns", "cli/extras/patterns.py", "tests/extras/patterns"),
+        {
+            CHECKS: {"patterns": ("topo.extras.patterns.check:CHECKS", "of flows at once")},
+            CORRECTIONS: {
+                "patterns": (
+                    "cli.extras.patterns:add",
+                    "take rates of flows that were measured at once as facts: lines such as "
+                    "'0>2 1>3 = 2.7 of 37 write' (GB/s of all together, of one alone), or "
+                    "matrices of both directions by nvbandwidth or p2pBandwidthLatencyTest",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe matrix.txt --patterns flows.txt --check": (
+                    "topo-probe",
+                    "do flows at once get less than one of them alone?",
+                )
+            },
+        },
+        needs=("doctor", "measured"),
+    ),
+    Extra(
         "mscclpp",
         ("synth/extras/mscclpp", "tests/extras/mscclpp", "tests/mscclpp_player.py"),
         {EXPORTS: {"mscclpp": ("synth.extras.mscclpp.format:FORMAT", "for MSCCL++'s executor")}},

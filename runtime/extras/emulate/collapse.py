@@ -20,7 +20,7 @@ from pathlib import Path
 from ....topo.errors import ExecutionError, InputError
 from ....topo.exact import parse_fraction
 from .blueprint import Blueprint
-from .network import Network, describe_bucket, die_with_parent
+from .network import BURST_BYTES, MTU, Network, describe_bucket, die_with_parent
 
 # Seconds between two looks at the counters.
 _LOOK_S = 0.002
@@ -31,7 +31,9 @@ _DATA_BYTES, _HEADER_BYTES = 2048, 100
 # transfer and the beginning of the next.
 _LOOKS = 2
 # A collapsed switch mends once fewer than two flows were seen for so long: its packets are rare.
-_CALM_S = 0.05
+_CALM_S = 0.1
+# Bytes that a collapsed link may send at once: a packet with its header, and nothing for free.
+_BURST_BYTES = 2 * MTU
 # Bits per second; tc takes no less.
 _LEAST_bps = 8000
 
@@ -101,7 +103,7 @@ class _Watched:
             self.looks = self.looks + 1 if _count_flows(busy) > 1 else 0
             if self.looks >= _LOOKS:
                 self.since = now
-                self._scale(self.collapse.factor)
+                self._scale(self.collapse.factor, _BURST_BYTES)
         elif _count_flows([key for key, at in self.seen.items() if now - at < _CALM_S]) < 2:
             self.mend(now)
 
@@ -111,11 +113,11 @@ class _Watched:
             self.collapse.times += 1
             self.collapse.seconds += now - self.since
             self.looks, self.since = 0, None
-            self._scale(Fraction(1))
+            self._scale(Fraction(1), BURST_BYTES)
 
-    def _scale(self, factor: Fraction) -> None:
+    def _scale(self, factor: Fraction, burst_bytes: int) -> None:
         lines = (
-            describe_bucket(name, max(_LEAST_bps, round(rate * factor)))
+            describe_bucket(name, max(_LEAST_bps, round(rate * factor)), burst_bytes)
             for name, rate in self.rates.items()
         )
         assert self.set_rates.stdin is not None

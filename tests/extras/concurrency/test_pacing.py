@@ -27,6 +27,7 @@ from topoplan.runtime.ranks.links import Links
 from topoplan.runtime.runners.contract import Opening
 from topoplan.synth.extras.concurrency.handovers import find_handovers
 from topoplan.synth.extras.concurrency.limits import Port, list_ports, parse_limits
+from topoplan.synth.ir.collective import CollectiveName
 from topoplan.synth.plan import Plan
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.routes import Router
@@ -50,7 +51,9 @@ def build_box() -> Topology:
 
 @cache
 def plan_box(name: str, limit: str) -> Plan:
-    return topoplan.synthesize(name, build_box(), constraints={"concurrent": limit})
+    return topoplan.synthesize(
+        cast(CollectiveName, name), build_box(), constraints={"concurrent": limit}
+    )
 
 
 class Player:

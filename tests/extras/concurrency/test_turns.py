@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import pytest
 from called import call_command
@@ -17,7 +18,7 @@ from topoplan.synth.extras.concurrency.limits import parse_limits
 from topoplan.synth.extras.concurrency.one_ring import find_order
 from topoplan.synth.extras.concurrency.section import Concurrent
 from topoplan.synth.extras.concurrency.turns import cut, take_turns
-from topoplan.synth.ir.collective import COLLECTIVES, Collective
+from topoplan.synth.ir.collective import COLLECTIVES, Collective, CollectiveName
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer
 from topoplan.synth.plan import Plan
@@ -32,7 +33,7 @@ def build_box(switches: int = 2, gpus: int = 2, rate: int = 37) -> Topology:
     devices += [Device(f"plx{i}", "switch", "pcie") for i in range(switches)]
     ends = [(f"gpu{i}", f"plx{i // gpus}") for i in range(switches * gpus)]
     ends += [(f"plx{i}", "cpu0") for i in range(switches)]
-    links = [x for a, b in ends for x in both_directions(Link(a, b, Fraction(rate), 1))]
+    links = [x for a, b in ends for x in both_directions(Link(a, b, Fraction(rate), Fraction(1)))]
     return Topology("box", (*devices, Device("cpu0", "cpu")), tuple(links))
 
 
@@ -59,7 +60,7 @@ def count_most(schedule: Schedule, topology: Topology) -> dict[str, int]:
 )
 def test_every_schedule_of_a_plan_keeps_to_the_limits(name: str, limit: str) -> None:
     box = build_box()
-    plan = topoplan.synthesize(name, box, constraints={"concurrent": limit})
+    plan = topoplan.synthesize(cast(CollectiveName, name), box, constraints={"concurrent": limit})
     plan.verify()
     limits = dict(parse_limits(limit).most)
     for schedule in plan.schedules:
