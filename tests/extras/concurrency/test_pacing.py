@@ -72,12 +72,13 @@ class Player:
         self.open: list[list[Key]] = [[] for _ in programs]
 
     def play(self, chance: random.Random) -> None:
-        while actions := [*self.list_steps(), *self.list_arrivals()]:
-            action = chance.choice(actions)
-            if isinstance(action, int):
-                self.step(action)
+        while (steps := self.list_steps()) or self.list_arrivals():
+            arriving = self.list_arrivals()
+            number = chance.randrange(len(steps) + len(arriving))
+            if number < len(steps):
+                self.step(steps[number])
             else:
-                self.arrived.add(action)
+                self.arrived.add(arriving[number - len(steps)])
             self.watch(self.sent - self.arrived)
         for rank, program in enumerate(self.programs):
             assert self.at[rank] == len(program.instructions), f"rank {rank} waits for ever"
@@ -103,11 +104,11 @@ class Player:
         now = self.programs[rank].instructions[self.at[rank]]
         self.at[rank] += 1
         self.open[rank] = []
-        for post in now.posts if isinstance(now, Exchange) else [now]:
-            if not isinstance(post, Post):
-                continue
+        posts = now.posts if isinstance(now, Exchange) else (now,)
+        for post in (x for x in posts if isinstance(x, Post)):
             is_sent = post.kind == "send"
-            key = (rank, post.peer, post.number) if is_sent else (post.peer, rank, post.number)
+            ends = (rank, post.peer) if is_sent else (post.peer, rank)
+            key: Key = (*ends, post.number)
             (self.sent if is_sent else self.expected).add(key)
             self.posted[rank].append(key)
             if isinstance(now, Exchange):
