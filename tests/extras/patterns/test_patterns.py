@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from called import call_command
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.extras.doctor import list_findings
+from topoplan.topo.extras.measured.believe import believe
+from topoplan.topo.extras.measured.flows import Experiment, Measurements
 from topoplan.topo.extras.patterns.facts import Pattern, add_patterns, list_patterns
 from topoplan.topo.extras.patterns.table import read_patterns
 from topoplan.topo.facts import load_facts
@@ -72,6 +75,26 @@ def test_the_doctor_names_a_collapse_with_its_figures() -> None:
     )
     assert found[0].evidence == ("0>2 1>3: together 2.7 GB/s, alone 37 GB/s (flows.txt)",)
     assert all(finding.severity == "warning" for finding in found)
+
+
+def test_what_topo_probe_measured_at_once_is_judged_too() -> None:
+    rates = {(0, 1): Fraction(40), (0, 2): Fraction(44), (0, 3): Fraction(42)}
+    fan = Experiment("fan-out", dict.fromkeys(rates, Fraction(8)))
+    measured = Measurements(
+        tuple(Experiment("alone", {pair: rate}) for pair, rate in rates.items()),
+        medium="NCCL",
+        fans=(fan,),
+    )
+    box = believe(build_box(), measured)
+    (found,) = [x for x in list_findings(box) if x.what == "collapse"]
+    assert found.about == ("gpu0",)
+    assert "24 GB/s together, 55% of the 44 GB/s" in found.message
+    assert "measured over NCCL, fan-out" in found.evidence[0]
+    # In one host's memory the data was on none of the links.
+    box = believe(build_box(), replace(measured, trusted="none"))
+    assert all(x.what != "collapse" for x in list_findings(box))
+    odd = replace(box, extra={"measured": {"at_once": [{}, {"flows": 3}], "over": "x"}})
+    assert all(x.what != "collapse" for x in list_findings(odd))
 
 
 def test_flows_that_share_a_link_evenly_are_no_collapse() -> None:

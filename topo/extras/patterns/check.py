@@ -9,7 +9,7 @@ from ....extras import CONSTRAINTS, Names
 from ...graph import Topology
 from ...routes import Router
 from ..doctor.view import Check, DoctorView, Finding, format_GBps, join_names
-from .facts import PATTERN, Pattern, list_patterns
+from .facts import PATTERN, Pattern, list_measured, list_patterns
 
 # Flows at once whose sum is below this share of what the fastest of them gets alone: nothing is
 # gained by running them at once, and a tenth or two may be noise. Chosen, not measured.
@@ -25,7 +25,8 @@ def check_patterns(view: DoctorView) -> Iterator[Finding]:
     lost beyond that is lost to running at once.
     """
     topology, is_planned = view.topology, _OPTION in Names(CONSTRAINTS).describe()
-    for pattern in list_patterns(view.facts, len(topology.ranks)):
+    ranks = len(topology.ranks)
+    for pattern in (*list_patterns(view.facts, ranks), *list_measured(topology.extra, ranks)):
         share = pattern.together_GBps / pattern.alone_GBps
         if len(pattern.flows) < 2 or share >= _COLLAPSED:
             continue
@@ -69,7 +70,10 @@ CHECKS = (
     Check(
         "flows at once",
         check_patterns,
-        lambda view: view.facts.list_names(PATTERN),
+        lambda view: (
+            view.facts.list_names(PATTERN)
+            or list_measured(view.topology.extra, len(view.topology.ranks))
+        ),
         "no rates of flows that were measured at once",
     ),
 )

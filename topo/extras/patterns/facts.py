@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from ...exact import parse_fraction
 from ...facts import Fact, Facts, facts_to_json, load_facts
@@ -74,6 +75,24 @@ def list_patterns(facts: Facts, ranks: int) -> list[Pattern]:
         if flows and together > 0 and alone > 0:
             how, source = facts.get_text(subject, HOW), facts.get_source(subject, FLOWS)
             found.append(Pattern(flows, together, alone, how or "copy", source or ""))
+    return found
+
+
+def list_measured(extra: Mapping[str, Any], ranks: int) -> list[Pattern]:
+    """Return the patterns that topo-probe --measure has left in the field `measured`."""
+    measured = extra.get("measured")
+    if not isinstance(measured, Mapping) or not isinstance(measured.get("at_once"), list):
+        return []
+    found = []
+    for row in measured["at_once"]:
+        try:
+            flows = tuple(parse_flow(x, ranks) for x in row["flows"])
+            rates = parse_fraction(row["together_GBps"]), parse_fraction(row["alone_GBps"])
+            source = f"measured over {measured['over']}, {row['kind']}"
+        except (KeyError, TypeError, ValueError):
+            continue  # of another writer
+        if flows and min(rates) > 0:
+            found.append(Pattern(flows, *rates, "copy", source))
     return found
 
 
