@@ -491,7 +491,7 @@ EXTRAS = (
                 )
             },
             EXAMPLES: {
-                "topo-synth alltoall star:4 --concurrent switch=1": (
+                "topo-synth alltoall switch:4 --concurrent switch=1": (
                     "topo-synth",
                     "for a switch that several transfers at once slow down: one at a time",
                 )

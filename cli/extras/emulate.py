@@ -53,7 +53,7 @@ EXAMPLES: tuple[Example, ...] = (
         "--on-slow replan the plan follows a slow one",
     ),
     (
-        "topo-emulate box.json --collapse plx0=0.05 -- topo-run plan.json",
+        "topo-emulate two-hosts.json --collapse switch-a=0.05 -- topo-run plan.json",
         "a switch through which two flows at once are slower than one after the other",
     ),
     *list_examples(PROG),
