@@ -63,7 +63,9 @@ Of plans and topo-synth:
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
   Strategy (synth/request.py); the line says what follows the colon.
 - `sections`: a SectionKind (synth/section.py), for the field NAME of a plan's file.
-- `additions`: an Addition (synth/addition.py), and `promises`: a Promise (synth/promise.py), for
+- `constraints`: a function of the VALUE of `topo-synth --NAME VALUE` that returns the Promise
+  (synth/request.py) which all schedules of the plan keep then.
+- `additions`: an Addition (synth/addition.py), and `promises`: a Promise (synth/request.py), for
   the options of their names.
 - `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
   what is planned.
@@ -141,6 +143,7 @@ WRITERS, CORRECTIONS, SELECTIONS = "writers", "corrections", "selections"
 SOURCES, LAUNCHES = "sources", "launches"
 PLANNERS, BOUNDS, REQUESTS = "planners", "bounds", "requests"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
+CONSTRAINTS = "constraints"
 JOBS, JOB_OPTIONS, MODES = "jobs", "job_options", "modes"
 CURVES, PLAN_FILES, SCHEMAS = "curves", "plan_files", "schemas"
 REMARKS = "remarks"
@@ -435,6 +438,28 @@ EXTRAS = (
         },
     ),
     Extra(
+        "patterns",
+        ("topo/extras/patterns", "cli/extras/patterns.py", "tests/extras/patterns"),
+        {
+            CHECKS: {"patterns": ("topo.extras.patterns.check:CHECKS", "of flows at once")},
+            CORRECTIONS: {
+                "patterns": (
+                    "cli.extras.patterns:add",
+                    "take rates of flows that were measured at once as facts: lines such as "
+                    "'0>2 1>3 = 2.7 of 37 write' (GB/s of all together, of one alone), or "
+                    "matrices of both directions by nvbandwidth or p2pBandwidthLatencyTest",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe matrix.txt --patterns flows.txt --check": (
+                    "topo-probe",
+                    "do flows at once get less than one of them alone?",
+                )
+            },
+        },
+        needs=("doctor", "measured"),
+    ),
+    Extra(
         "mscclpp",
         ("synth/extras/mscclpp", "tests/extras/mscclpp", "tests/mscclpp_player.py"),
         {EXPORTS: {"mscclpp": ("synth.extras.mscclpp.format:FORMAT", "for MSCCL++'s executor")}},
@@ -570,6 +595,41 @@ EXTRAS = (
                 "topo-synth allreduce dgx1 --reproducible": (
                     "topo-synth",
                     "the same bits for an element in buffers of all sizes",
+                )
+            },
+        },
+    ),
+    Extra(
+        "concurrency",
+        (
+            *("synth/extras/concurrency", "runtime/extras/concurrency"),
+            "tests/extras/concurrency",
+        ),
+        {
+            SECTIONS: {
+                "concurrent": (
+                    "synth.extras.concurrency.section:CONCURRENT",
+                    "how many transfers run at a time",
+                )
+            },
+            CONSTRAINTS: {
+                "concurrent": (
+                    "synth.extras.concurrency.promise:make_promise",
+                    "run at most so many transfers at a time out of and into each GPU (gpu=1), or "
+                    "through each switch (switch=1), CPU root (root=2) or one device (plx0=1); "
+                    "several with commas",
+                )
+            },
+            RUNNERS: {
+                "turns": (
+                    "runtime.extras.concurrency.runner:TURNS",
+                    "sends messages that wait for their turn",
+                )
+            },
+            EXAMPLES: {
+                "topo-synth alltoall switch:4 --concurrent switch=1": (
+                    "topo-synth",
+                    "for a switch that several transfers at once slow down: one at a time",
                 )
             },
         },

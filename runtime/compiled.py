@@ -44,6 +44,7 @@ from .program.instructions import (
     Instruction,
     Pack,
     Post,
+    Program,
     Span,
 )
 from .program.layout import IN_PLACE, Move
@@ -206,11 +207,15 @@ class Compiled:
             codec=self.codec,
             averages=self.divides,
         )
+        self.check_numbers(program)
+        return program, sum(post.span.length for post in program.posts if post.kind == "send")
+
+    def check_numbers(self, program: Program) -> None:
+        """Raise InputError if a message's number is too large for its tag."""
         if any(post.number >= _MAX_MESSAGES for post in program.posts):
             raise InputError(
                 f"{self.schedule.label} sends more than {_MAX_MESSAGES} messages between two ranks"
             )
-        return program, sum(post.span.length for post in program.posts if post.kind == "send")
 
     def count_objects(self) -> int:
         """Return the number of cached instructions: unbound, and again for each bound memory."""

@@ -108,6 +108,7 @@ class Dispatcher:
         self.plan, self.transport, self.policy = plan, transport, policy
         self.group, self.device = transport.group, transport.device
         self.rank, self.size = transport.control.label, transport.size
+        senders = self._find_senders(plan, senders)
         self.messages = senders[0]
         self.messages.check(plan, takes_all=policy.choose == "plan")
         links = transport.links
@@ -136,6 +137,23 @@ class Dispatcher:
         self._races_on_calls = False
         self.races: dict[int, OnCalls[Candidate]] = {}
         """The races that go on on users' calls, by the size in bits."""
+
+    def _find_senders(self, plan: Plan, senders: Sequence[Messages]) -> Sequence[Messages]:
+        """Return what sends messages as the plan promises. Collective.
+
+        Raise InputError if nothing here does.
+        """
+        if plan.runner is None:
+            return senders
+        opened = senders[0].why_alone or open_runner(
+            plan.runner, Opening(plan, self.transport, self.policy.keeps_bits)
+        )
+        if isinstance(opened, str):
+            raise InputError(f"the plan is carried out by the runner {plan.runner} alone: {opened}")
+        assert isinstance(opened, Messages)
+        for observer in senders[0].observers:
+            opened.observe(observer)
+        return [opened]
 
     def _open_runners(self) -> list[Runner]:
         """Return the runners besides messages. Collective.

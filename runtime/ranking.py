@@ -55,9 +55,17 @@ class Candidates:
 
     @cached_property
     def families(self) -> list[Family]:
-        """The plan's schedules that can be sent, each with its segmentations."""
-        usable = filter(self.senders[0].is_usable, self.plan.schedules)
-        return families(usable, self.plan.router)
+        """The usable schedules of the plan, each with its segmentations."""
+        sender = self.senders[0]
+        usable = filter(sender.is_usable, self.plan.schedules)
+        return [
+            replace(
+                family,
+                stepwise=tuple(filter(sender.takes, family.stepwise)),
+                piped=tuple(filter(sender.takes, family.piped)),
+            )
+            for family in families(usable, self.plan.router)
+        ]
 
     @cached_property
     def sent(self) -> list[Candidate]:

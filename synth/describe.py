@@ -55,7 +55,7 @@ def describe_plan(plan: Plan, size: int) -> str:
 
 def list_promised(plan: Plan) -> list[str]:
     """Return the lines on what a plan has of extras."""
-    return [line for section in plan.extensions for line in section.list_lines()]
+    return [line for section in plan.extensions for line in section.list_lines(plan)]
 
 
 def limit_text(limit: Bound) -> str:

@@ -190,6 +190,11 @@ class Plan:
         return None if section is None else str(section.bracketing)
 
     @property
+    def runner(self) -> str | None:
+        """The runner that alone carries out its schedules as promised; None: any does."""
+        return next((each.runner for each in self.extensions if each.runner is not None), None)
+
+    @property
     def spares(self) -> tuple[Spare, ...]:
         """The plans for the loss of links."""
         section = self.find_extension("spares")
@@ -230,8 +235,15 @@ class Plan:
             for entry, m, cost in zip(
                 entries, segments, costs_between_gpus(base, self.topology, segments), strict=True
             ):
+                waits_us = self._find_waits_us(entry)
+                cost = replace(cost, alpha_us=cost.alpha_us + waits_us) if waits_us else cost
                 figures[entry] = cost, piped if m > 1 and not base.stepwise else alone
         return figures
+
+    def _find_waits_us(self, entry: Entry) -> Fraction:
+        """Return how long an entry's schedule waits for what the plan promises."""
+        waits = (x.find_waits_us(entry.schedule, self.topology) for x in self.extensions)
+        return sum(waits, Fraction(0))
 
     def cost_of(self, entry: Entry) -> Cost:
         """Return the affine cost of an entry's schedule: fixed time, and time per GB of buffer.
@@ -249,7 +261,8 @@ class Plan:
         host = host_of(self.topology)
         if host is None:
             return self.cost_of(entry).time_s(size_bytes)
-        return time_us(entry.schedule, self.topology, host, size_bytes) * 1e-6
+        played_us = time_us(entry.schedule, self.topology, host, size_bytes)
+        return (played_us + float(self._find_waits_us(entry))) * 1e-6
 
     def limit_GBps(self, entry: Entry) -> Fraction | None:
         """Return the algbw in GB/s that an entry approaches at large sizes, in many segments.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..topo.errors import InfeasibleError, InputError
 from ..topo.exact import parse_fraction
@@ -25,6 +25,10 @@ from .ir.schedule import Schedule
 from .ir.transfers import OPS, Op, Transfers
 from .numeric.effort import Effort
 from .strategy_names import AUTO
+
+if TYPE_CHECKING:
+    from .cost.affine import Cost
+    from .cost.host_costs import HostCosts
 
 # Numbers of segments that pipelines may have; the cost model chooses among them by size.
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -93,7 +97,8 @@ class Request:
     Planners are told more: `strategy` is the name of the one to use, or "auto". `thorough`: auto
     also tries the strategies that it expects to lose, and searches longer for the best placements.
     `reproducible`: all schedules of the plan add every element up in one bracketing. `helpers` are
-    the ranks that may help the collective's members, if not all GPUs are members.
+    the ranks that may help the collective's members, if not all GPUs are members. `promises` are
+    what else all schedules keep; who asks for any gets no helpers.
     """
 
     collective: Collective
@@ -109,6 +114,7 @@ class Request:
     thorough: bool = False
     reproducible: bool = False
     helpers: tuple[int, ...] = ()
+    promises: tuple[Promise, ...] = ()
 
     def __post_init__(self) -> None:
         self.router = self.router.on(self.topology)
@@ -140,6 +146,23 @@ class Request:
         The copy shares `effort` and `table`.
         """
         return replace(self, collective=collective)
+
+
+Costed = list[tuple[Schedule, "Cost"]]
+"""Candidate schedules, each with its cost."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What all schedules of a plan keep, as an extra adds it to the groups of such promises.
+
+    `strategy` makes schedules that can keep it. `choose`, given candidates, the router and the
+    hosts' costs (None: not known), returns the plan's section about it (synth/section.py) and the
+    best candidates that go together. It raises InfeasibleError if no candidate keeps it.
+    """
+
+    strategy: Strategy
+    choose: Callable[[Costed, Router, HostCosts | None], tuple[Any, Costed]]
 
 
 @dataclass(frozen=True)

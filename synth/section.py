@@ -14,8 +14,11 @@ from ..extras import SECTIONS, Names
 from ..topo.schema import read_as
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from msgspec import Struct
 
+    from ..topo.graph import Topology
     from .ir.schedule import Schedule
     from .plan import Plan
 
@@ -29,6 +32,10 @@ class PlanSection(Protocol):
     name: str
     version: int
 
+    @property
+    def runner(self) -> str | None:
+        """The runner that alone carries out the plan's schedules as promised; None: any does."""
+
     def to_json(self, numbers: dict[Schedule, int]) -> Any:
         """Return the field's content. `numbers` are the schedules' places in the file."""
 
@@ -38,11 +45,14 @@ class PlanSection(Protocol):
     def verify_rest(self, plan: Plan) -> None:
         """Verify what users of a plan that was read verify themselves, before it is saved."""
 
-    def list_lines(self) -> list[str]:
+    def find_waits_us(self, schedule: Schedule, topology: Topology) -> Fraction:
+        """Return how long a schedule waits, beyond its cost, for what is promised."""
+
+    def list_lines(self, plan: Plan) -> list[str]:
         """Return what a description of its plan says of it."""
 
-    def list_figures(self) -> dict[str, Any]:
-        """Return the fields of topo-synth's JSON."""
+    def list_figures(self, plan: Plan) -> dict[str, Any]:
+        """Return the fields of topo-synth's JSON about its plan."""
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def _list_emulations() -> list[tuple[object, str, object]]:
     """Return what of the emulator is replaced: networks are planned alone, and commands of ranks
     run once here.
     """
-    from topoplan.runtime.extras.emulate import cabled_network, mpi, network, ranks
+    from topoplan.runtime.extras.emulate import cabled_network, collapse, mpi, network, ranks
     from topoplan.runtime.extras.emulate.blueprint import Blueprint
     from topoplan.runtime.extras.emulate.cabling import Cabling
 
@@ -213,6 +213,7 @@ def _list_emulations() -> list[tuple[object, str, object]]:
 
     return [
         (network, "emulate_blueprint", plan_network),
+        (collapse, "collapsing", lambda *_: contextlib.nullcontext()),
         (cabled_network, "emulate_cabling", plan_cables),
         (ranks, "run_ranks", run_inside),
         (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),

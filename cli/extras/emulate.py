@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PROG = "topo-emulate"
 # Options that are followed by a value.
-_WITH_VALUES = ("--slowest", "--order", "--inject")
+_WITH_VALUES = ("--slowest", "--order", "--inject", "--collapse")
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce two-hosts.json -o plan.json",
@@ -51,6 +51,10 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-emulate two-hosts.json --inject 'kill rank 2 at 3s' -- topo-run plan.json",
         "rehearse a fault; with topo-run --on-fault replan calls go on after a cut link, and with "
         "--on-slow replan the plan follows a slow one",
+    ),
+    (
+        "topo-emulate two-hosts.json --collapse switch-a=0.05 -- topo-run plan.json",
+        "a switch through which two flows at once are slower than one after the other",
     ),
     *list_examples(PROG),
 )
@@ -101,7 +105,7 @@ def build_parser() -> Parser:
         EXAMPLES,
         ABOUT,
         "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] [--cables] [--inject FAULTS] "
-        "-- COMMAND ...",
+        "[--collapse DEVICE=F] -- COMMAND ...",
     )
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a preset, a file, or local (see topo-probe)")
@@ -136,6 +140,14 @@ def build_parser() -> Parser:
         "2s, mend gpu0-gpu3 at 4s, slow gpu1-gpu2 x0.25 at 5s, kill rank 2 at 8s'; a device "
         "stands for all its links: 'slow nic0 x0.5 at 2s'",
     )
+    add(
+        "--collapse",
+        action="append",
+        default=[],
+        metavar="DEVICE=F",
+        help="a switch or root that collapses: while data of two or more flows runs through it, "
+        "its links have F times their rates, such as plx0=0.05; may be repeated",
+    )
     return parser
 
 
@@ -149,6 +161,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     )
     from ...runtime.extras.emulate.cabled_network import emulate_cabling
     from ...runtime.extras.emulate.cabling import plan_cabling
+    from ...runtime.extras.emulate.collapse import collapsing, parse_collapses
     from ...runtime.extras.emulate.mpi import find_open_mpi, run_mpi_ranks
     from ...runtime.extras.emulate.network import emulate_blueprint
     from ...runtime.extras.emulate.ranks import run_ranks
@@ -169,6 +182,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     else:
         built = blueprint(topology, rate, listed)
         emulated = emulate_blueprint(built)
+    collapses = parse_collapses(args.collapse, built)
     rehearsal = None
     if args.inject is not None:
         faults = parse_faults(args.inject, built)
@@ -183,9 +197,10 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
             f"{'cables' if args.cables else 'links'} "
             f"of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
         )
-        if mpi is None:
-            return run_ranks(network, command, rehearsal)
-        return run_mpi_ranks(network, mpi, command, rehearsal)
+        with collapsing(network, collapses, lambda text: progress.tell(f"{PROG}: {text}")):
+            if mpi is None:
+                return run_ranks(network, command, rehearsal)
+            return run_mpi_ranks(network, mpi, command, rehearsal)
 
 
 if __name__ == "__main__":

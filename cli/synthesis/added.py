@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...extras import (
     ADDITIONS,
+    CONSTRAINTS,
     CURVES,
     EXPLANATIONS,
     EXPORTS,
@@ -54,6 +55,8 @@ ADDED_JOBS = Names(JOBS)
 ADDED_REQUESTS = Names(REQUESTS)
 # Files that are written beside the plan; likewise.
 PLAN_BESIDE = Names(PLAN_FILES)
+# Those that all schedules of a plan keep to; likewise.
+ADDED_CONSTRAINTS = Names(CONSTRAINTS)
 # What the line about a name in each group follows, and what stands before that line.
 _MENTIONED = {
     FILES: ("--format {}", ""),
@@ -203,6 +206,8 @@ def _add_own(group: argparse._ArgumentGroup, extra: Extra) -> None:
             group.add_argument(f"--{name}", help=find_help(kind, name), **given)
     for options in of_jobs:
         options.add(group)
+    for name in extra.adds.get(CONSTRAINTS, ()):
+        group.add_argument(f"--{name}", metavar="LIMITS", help=find_help(CONSTRAINTS, name))
     for name in extra.adds.get(ADDITIONS, ()):
         group.add_argument(f"--{name}", choices=("links",), help=find_help(ADDITIONS, name))
 

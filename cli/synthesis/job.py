@@ -366,7 +366,7 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
     if not plan.collective.has_all_gpus:
         out["helpers"] = plan.used_helpers
     for section in plan.extensions:
-        out |= section.list_figures()
+        out |= section.list_figures(plan)
     out |= {name: remark.figures for name, remark in list_remarks(plan, job.size).items()}
     out["entries"] = [
         {

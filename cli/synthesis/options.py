@@ -13,6 +13,7 @@ from ..shared.common import Example, Parser, list_examples, shown_name
 from ..shared.formats import check_pictures, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 from .added import (
+    ADDED_CONSTRAINTS,
     ADDED_JOBS,
     ADDED_MODES,
     ADDED_REQUESTS,
@@ -33,7 +34,7 @@ from .added import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ...synth.request import TreeLimits
+    from ...synth.request import Promise, TreeLimits
 
 PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
@@ -300,10 +301,12 @@ def _check_combinations(args: argparse.Namespace) -> None:
         "--csv": args.csv,
     }
     limits = [*_given(trees), *jobs]
+    constraints = {f"--{name}": getattr(args, name) for name in ADDED_CONSTRAINTS.list_all()}
     others = {
         "--strategy": args.strategy != "auto",
         "--bound-only": args.bound_only,
         "--reproducible": args.reproducible,
+        **constraints,
     }
     groups = {"--group": args.group, "--helpers": args.helpers}
     mode = find_mode(args)
@@ -327,6 +330,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             + _given(
                 {
                     "--reproducible": args.reproducible,
+                    **constraints,
                     **modes,
                     "--root": args.root is not None,
                     "--without-rank": args.without_rank,
@@ -417,6 +421,17 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "--reproducible with {}: only whole plans have one bracketing; leave one of them out",
         ),
         (
+            _given(constraints),
+            args.bound_only
+            or bool(jobs)
+            or args.reproducible
+            or args.spare is not None
+            or args.format != PLAN,
+            "{} is for whole plans alone: leave out "
+            f"{', '.join(['--bound-only', *jobs, '--reproducible', '--spare', '--format'])}, "
+            "or this",
+        ),
+        (
             _given(trees),
             args.strategy not in _STRATEGIES_WITH_TREES,
             f"{{}} with --strategy {args.strategy}: only {', '.join(_STRATEGIES_WITH_TREES[1:])} "
@@ -474,3 +489,9 @@ def parse_limits(args: argparse.Namespace) -> TreeLimits:
         if not 0 <= epsilon < 1:
             raise InputError(f"--epsilon {args.epsilon}: expected at least 0 and less than 1")
     return TreeLimits(epsilon, args.max_trees, args.max_depth)
+
+
+def list_promises(args: argparse.Namespace) -> tuple[Promise, ...]:
+    """Return what the options of extras ask of all schedules; raise InputError if one is wrong."""
+    asked = {name: getattr(args, name) for name in ADDED_CONSTRAINTS.list_all()}
+    return tuple(ADDED_CONSTRAINTS.find(name)(value) for name, value in asked.items() if value)

@@ -20,7 +20,7 @@ from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
 from .bound import find_lost_help
 from .job import NO_GAP, Section, SynthRun, at_size_json, deliver, plan_json, print_lines
-from .options import parse_limits
+from .options import list_promises, parse_limits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,6 +75,7 @@ def synthesize_job(
         thorough=thorough,
         reproducible=args.reproducible,
         helpers=job.helpers,
+        promises=list_promises(args),
     )
     result = synthesize(wanted)
     job.cut_short += result.cut_short

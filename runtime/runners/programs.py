@@ -291,6 +291,10 @@ class Messages(ProgramRunner):
         self._rounds_once = rounds_once
         self._ranks = frozenset(transport.control.labels)
 
+    def takes(self, schedule: Schedule) -> bool:
+        """Return whether a schedule may be sent in its number of segments."""
+        return True
+
     @property
     def why_alone(self) -> str | None:
         """Why schedules may only be sent as messages, None if other runners may carry them out."""

@@ -5,12 +5,12 @@ An example is `topoplan.synthesize("allreduce", "dgx1")`.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-from ...extras import ADDITIONS, Names
+from ...extras import ADDITIONS, CONSTRAINTS, Names
 from ...topo.derived.stripes import list_forms
 from ...topo.errors import InputError, VerificationError
 from ...topo.graph import Topology
@@ -21,7 +21,7 @@ from ..ir.collective import Collective, CollectiveName, collective_on
 from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Plan
-from ..request import Request, TreeLimits
+from ..request import Promise, Request, TreeLimits
 from ..sizes import count_bytes
 from ..strategy_names import AUTO
 from ..verify import verify as verify_schedule
@@ -41,6 +41,7 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     helpers: Helpers = "rest",
     limits: TreeLimits | None = None,
     reproducible: bool = False,
+    constraints: Mapping[str, Any] | None = None,
     thorough: bool = False,
     spare: str | None = None,
     time_limit_s: float = USUAL_LIMIT_S,
@@ -56,15 +57,16 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     `size`, in bytes or as text ("64M"), requests the schedule that is the fastest at this size
     alone: the plan uses it for all sizes. `root` is the root of broadcast, reduce, gather and
     scatter (default: rank 0, or the lowest of the group). `limits` restrict trees. `reproducible`:
-    an element's bits depend neither on the size of the buffer nor on its place in it. `thorough`:
-    auto also tries strategies that it expects to lose. `spare="links"`: the plan also has plans for
-    the loss of each link and NIC, for ranks that go on after a fault. `time_limit_s` stops the
-    search, and a warning is logged if it did; with more than a minute, searches do more work.
-    `progress` is called with a line of text from time to time.
+    an element's bits depend neither on the size of the buffer nor on its place in it. `constraints`
+    are what else all schedules keep, by the names of topo-synth's options ({"concurrent":
+    "gpu=1"}). `thorough`: auto also tries strategies that it expects to lose. `spare="links"`: the
+    plan also has plans for the loss of each link and NIC, for ranks that go on after a fault.
+    `time_limit_s` stops the search, and a warning is logged if it did; with more than a minute,
+    searches do more work. `progress` is called with a line of text from time to time.
 
     `group` lists the ranks that take part, if not all do, and `helpers` the others that may relay,
     copy and add for them: "rest" (all others), "none", or ranks. All ranks are numbered as on the
-    whole machine. A reproducible plan uses no helpers.
+    whole machine. A plan that keeps such a promise uses no helpers.
 
     Raise InputError if names or options are wrong, InfeasibleError if there is no such schedule
     (with the reason), TimeLimitError if none was found in time.
@@ -73,6 +75,7 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     if spare not in (None, "links"):
         raise InputError(f"spare={spare!r:.40}: expected 'links', or None")
     addition: Addition | None = None if spare is None else Names(ADDITIONS).find("spare")
+    promises = _list_promises(constraints or {}, spare)
     began = time.monotonic()
     size_bytes = None if size is None else count_bytes(size)
     machine, router = load_for_planning(topology)
@@ -89,6 +92,7 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
             thorough=thorough,
             reproducible=reproducible,
             helpers=choose_helpers(helpers, wanted, machine, reproducible=reproducible),
+            promises=promises,
         )
     )
     warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
@@ -100,6 +104,14 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
         return plan
     entry = replace(plan.entry_for(size_bytes), min_bytes=0, max_bytes=None)
     return replace(plan, entries=(entry,), alternatives=())
+
+
+def _list_promises(constraints: Mapping[str, Any], spare: str | None) -> tuple[Promise, ...]:
+    """Return what the constraints ask for; raise InputError if one is unknown or wrong."""
+    if constraints and spare is not None:
+        raise InputError(f"spare={spare!r}: spares keep no constraints; leave one of them out")
+    names = Names(CONSTRAINTS)
+    return tuple(names.find(name)(value) for name, value in constraints.items())
 
 
 def check_time_limit(time_limit_s: float) -> None:

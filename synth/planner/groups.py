@@ -18,8 +18,7 @@ from ..bounds.group_bounds import GroupBounds, SubMachine, find_group_bounds
 from ..bounds.multipath import check_connected
 from ..bounds.single_path import Bounds
 from ..ir.collective import Collective, spell_ranks
-from ..promise import Costed
-from ..request import Request
+from ..request import Costed, Request
 from ..strategies import packing
 from ..strategy_names import AUTO
 from .whole import Synthesis, cost_all, keep_promises, plan_of, synthesize_whole
@@ -34,7 +33,8 @@ def synthesize_group(request: Request) -> Synthesis:
     """Return the verified plan for a group, which the request's helpers may help.
 
     The collective has members, numbered as on the topology, as the helpers are. Schedules of
-    strategies other than packing, and reproducible ones, use no helpers. Raise InfeasibleError if
+    strategies other than packing, and those that keep a
+    promise, use no helpers. Raise InfeasibleError if
     there is no plan, TimeLimitError if the time ended before one was found.
     """
     started = time.monotonic()
@@ -51,7 +51,8 @@ def synthesize_group(request: Request) -> Synthesis:
         )
     except (InfeasibleError, TimeLimitError) as error:
         failed = error
-    helped = bool(helpers) and request.strategy in (AUTO, "packing") and not request.reproducible
+    promises = request.reproducible or request.promises
+    helped = bool(helpers) and request.strategy in (AUTO, "packing") and not promises
     if alone is None and not helped:
         assert failed is not None
         raise failed

@@ -32,8 +32,7 @@ from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..packing.survey import survey
 from ..plan import Entry, Plan
-from ..promise import Costed, Promise
-from ..request import Request, Strategy
+from ..request import Costed, Promise, Request, Strategy
 from ..section import PlanSection
 from ..strategies.built_in import LISTED_RANKS
 from ..strategy_names import AUTO
@@ -95,9 +94,9 @@ def synthesize_whole(request: Request) -> Synthesis:
             f"{collective.name} adds nothing: its bits are the same by any plan; it needs no "
             "reproducible one"
         )
-    if request.reproducible:
-        promise = _find_promise()
-        strategies = [promise.strategy] if auto else strategies
+    promises = _list_promises(request)
+    if promises and auto:
+        strategies = [promise.strategy for promise in promises]
     check_connected(collective, topology)
     # Searches must not continue from those of an earlier request: the same request must always give
     # the same plan.
@@ -133,15 +132,20 @@ def keep_promises(request: Request, costed: Costed) -> tuple[tuple[PlanSection, 
     That is, of the (schedule, cost) pairs those whose sums are reproducible; all, and no statement,
     if none is asked for. Raise InfeasibleError if no candidate keeps it.
     """
-    if not request.reproducible:
-        return (), costed
-    section, kept = _find_promise().choose(costed, request.router, host_of(request.topology))
-    return (section,), kept
+    sections: list[PlanSection] = []
+    for promise in _list_promises(request):
+        section, costed = promise.choose(costed, request.router, host_of(request.topology))
+        sections.append(section)
+    return tuple(sections), costed
 
 
-def _find_promise() -> Promise:
-    promise: Promise = Names(PROMISES).find("reproducible")
-    return promise
+def _list_promises(request: Request) -> list[Promise]:
+    """Return what all schedules of a plan have to keep; raise InputError if that is too much."""
+    asked: list[Promise] = [Names(PROMISES).find("reproducible")] if request.reproducible else []
+    asked += request.promises
+    if len(asked) > 1:
+        raise InputError("a plan keeps one promise; ask for one of them")
+    return asked
 
 
 class _Search:
@@ -246,7 +250,9 @@ def plan_of(
     # in the size.
     entries: list[Entry] = []
     host = host_of(router.topology)
-    ranges = _choose_by_simulation(pool, router, host) if host is not None else []
+    # What is simulated is cut into segments, and messages do not wait for what a runner keeps.
+    is_simulated = host is not None and all(section.runner is None for section in sections)
+    ranges = _choose_by_simulation(pool, router, host) if host and is_simulated else []
     for schedule, first in ranges or (
         (pool[i][0], first) for i, first in lower_envelope([c for _, c in pool])
     ):

@@ -315,12 +315,12 @@ def list_settings() -> dict[str, str]:
     }
 
 
-def describe_bucket(interface: str, rate_bps: int) -> str:
+def describe_bucket(interface: str, rate_bps: int, burst_bytes: int = BURST_BYTES) -> str:
     """Return the line for `tc` that limits what leaves `interface` to `rate_bps` bit/s."""
     return (
         f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst "
         # At least the bytes of a millisecond, so that late timers cost nothing.
-        f"{max(BURST_BYTES, rate_bps // 8 // 1000)} limit {_QUEUE_BYTES}"
+        f"{max(burst_bytes, rate_bps // 8 // 1000)} limit {_QUEUE_BYTES}"
     )
 
 

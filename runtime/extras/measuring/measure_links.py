@@ -44,6 +44,8 @@ _REPEATS = 3  # of simultaneous flows; the median counts
 _WORK_ALONE, _WORK_FLOW = 14, 5
 # Contention groups, each run several times: chosen, not measured, to bound the time on meshes.
 _MAX_GROUPS = 256
+# Ranks whose fans are measured, and flows of a fan: chosen, not measured.
+_MAX_FANS, _MAX_FAN = 16, 8
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ class _LinkMeasurement:
         ]
         batches += [[("together", group)] for group in groups]
         together = self._measure_together(endpoint, batches, chunk_bytes, step)
-        return self._summarize(alone, together) if is_first else None
+        fans = self._measure_fans(endpoint, list_fans(self.routes), chunk_bytes)
+        return self._summarize(alone, together, fans) if is_first else None
 
     def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
         """Return groups of pairs alone, of pairs in both directions, and of contending pairs."""
@@ -240,8 +243,37 @@ class _LinkMeasurement:
                 out.append((how, rates[_REPEATS // 2]))
         return out
 
+    def _measure_fans(
+        self,
+        endpoint: Endpoint,
+        fans: Sequence[tuple[str, tuple[Pair, ...]]],
+        chunk_bytes: Mapping[Pair, int],
+    ) -> tuple[Experiment, ...]:
+        """Measure flows out of one rank, or into one, at once; return them on rank 0."""
+        own: list[list[Arrivals]] = []
+        for how, pairs in fans:
+            self.ranks.doing = f"measuring {len(pairs)} flows at once ({how})"
+            size = min(chunk_bytes[pair] for pair in pairs)
+            for _ in range(_REPEATS):
+                dist.barrier()
+                own.append(endpoint.run_fan(self.ranks.rank, [(pair, size) for pair in pairs]))
+        arrived = self.ranks.gather(own)  # rank 0 alone has them
+        runs = [
+            estimate_rates_GBps([x for of_rank in ranks for x in of_rank])
+            for ranks in zip(*arrived, strict=True)
+        ]
+        out = []
+        for number, (how, _) in enumerate(fans if runs else ()):
+            repeated = runs[number * _REPEATS : (number + 1) * _REPEATS]
+            repeated.sort(key=lambda rates: sum(rates.values()))
+            out.append(Experiment(how, repeated[_REPEATS // 2]))
+        return tuple(out)
+
     def _summarize(
-        self, alone: list[PairRate], together: list[tuple[str, dict[Pair, Fraction]]]
+        self,
+        alone: list[PairRate],
+        together: list[tuple[str, dict[Pair, Fraction]]],
+        fans: tuple[Experiment, ...],
     ) -> Measurements:
         pairs: dict[Pair, dict[str, Any]] = {
             (x.src, x.dst): {
@@ -279,6 +311,7 @@ class _LinkMeasurement:
             otherwise=self.otherwise,
             pairs=pairs,
             notes=notes,
+            fans=fans,
         )
 
 
@@ -344,6 +377,21 @@ def group_disjoint(
         else:
             groups.append(([pair], needed))
     return [group for group, _ in groups]
+
+
+def list_fans(routes: Mapping[Pair, Route]) -> list[tuple[str, tuple[Pair, ...]]]:
+    """Return the flows out of each of the first ranks at once, and those into each.
+
+    There are at most _MAX_FANS such ranks, and _MAX_FAN flows of each; one alone is no fan.
+    """
+    ranks = sorted({rank for pair in routes for rank in pair})[:_MAX_FANS]
+    fans: list[tuple[str, tuple[Pair, ...]]] = []
+    for rank in ranks:
+        for how, end in (("fan-out", 0), ("fan-in", 1)):
+            pairs = [pair for pair in sorted(routes) if pair[end] == rank][:_MAX_FAN]
+            if len(pairs) > 1:
+                fans.append((how, tuple(pairs)))
+    return fans
 
 
 def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:

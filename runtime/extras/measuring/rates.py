@@ -219,6 +219,23 @@ class Endpoint:
         received = next(((pair, size) for pair, size in own if pair[1] == me), None)
         return None if received is None else Arrivals(*received, tuple(seconds))
 
+    def run_fan(self, me: int, flows: Sequence[tuple[Pair, int]]) -> list[Arrivals]:
+        """Take part in flows like `run_flows`, of which a rank may send or receive several.
+
+        Return the arrivals of all that this rank receives; over NCCL they end together. What
+        arrives at once shares its place in memory: only when it arrives counts.
+        """
+        into = [flow for flow in flows if flow[0][1] == me]
+        own = [*into, *(flow for flow in flows if flow[0][0] == me)]
+        seconds = self._run(
+            [[self._make_chunk(me, flow, number) for flow in own] for number in range(CHUNKS)]
+        )
+        each = 1 if self.batched else len(into)
+        return [
+            Arrivals(pair, size, tuple(seconds[place % each :: each]))
+            for place, (pair, size) in enumerate(into)
+        ]
+
     def _make_chunk(self, me: int, flow: tuple[Pair, int], number: int) -> dist.P2POp:
         (src, dst), size = flow
         part = slice(number * size, (number + 1) * size)

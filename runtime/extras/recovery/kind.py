@@ -42,6 +42,8 @@ class GoingOn:
                 "plans with helpers: helpers know of calls from the members' messages alone, and "
                 "take no part in agreeing on what is lost"
             )
+        if plan.runner is not None:
+            return "plans that keep to limits: one for the links that are left would not"
         return None
 
     def prepare(self) -> frozenset[str]:

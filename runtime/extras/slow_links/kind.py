@@ -41,6 +41,8 @@ class Following:
                 "plans with helpers: helpers take part in calls alone, and not in measuring the "
                 "links to them"
             )
+        if plan.runner is not None:
+            return "plans that keep to limits: one for the links as they are would not"
         return None
 
     def prepare(self) -> None:

@@ -35,7 +35,7 @@ def synthesize_demands(request: Request) -> Synthesis:
     """Return the verified plan for demands, in which the request's helpers may relay.
 
     `thorough` has no effect. Raise InputError for another strategy than packing, limits on trees or
-    a reproducible plan, InfeasibleError if a piece cannot reach its receivers.
+    a promise, InfeasibleError if a piece cannot reach its receivers.
     """
     started = time.monotonic()
     demands, helpers, effort = request.collective, request.helpers, request.effort
@@ -46,9 +46,10 @@ def synthesize_demands(request: Request) -> Synthesis:
             f"strategy {request.strategy} has no {demands.name}; expected auto or {NAME}",
             parameter="strategy",
         )
-    if request.reproducible or request.limits != TreeLimits():
+    if request.reproducible or request.promises or request.limits != TreeLimits():
         raise InputError(
-            f"{demands.name} adds nothing up and takes no limits on trees; leave them out"
+            f"{demands.name}: its plans keep no promises and take no limits on trees; leave them "
+            "out"
         )
     part = SubMachine.of(demands, router, (*demands.members, *helpers))
     alone: Bound | None = None

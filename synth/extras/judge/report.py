@@ -217,7 +217,7 @@ def write_json(
         "stock_model": write_model(topologies[0]) if topologies else None,
         "files": [_verdict_json(verdict) for verdict in verdicts],
         "answers": [
-            {"file": v.reading.where, **answer.to_json()} for v in verdicts for answer in v.answers
+            {"file": v.contents.where, **answer.to_json()} for v in verdicts for answer in v.answers
         ],
         "refused": [{"file": name, "message": message} for name, message in refused],
         "share": min(shares, default=None),

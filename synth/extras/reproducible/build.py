@@ -25,9 +25,9 @@ from ...cost.segmentation import families, fastest, reroute_unless_in_network
 from ...ir.schedule import Schedule
 from ...machine.routes import OwnRoutes
 from ...packing.trees import levels as tree_levels
-from ...promise import Costed
 from ...request import (
     MAX_TRANSFERS,
+    Costed,
     Request,
     Send,
     build_schedule,

@@ -1,7 +1,6 @@
 """The option --reproducible of topo-synth: all schedules of a plan add in one bracketing."""
 
-from ...promise import Promise
-from ...request import Strategy
+from ...request import Promise, Strategy
 from ...strategies.built_in import MAIN_WORK_S
 from .build import build_reproducible, choose_bracketing
 from .fitting import NAME

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ....topo.errors import VerificationError
+from ....topo.graph import Topology
 from ....topo.schema import Label
 from ...ir.schedule import Schedule
 from ...plan import Plan
@@ -46,7 +48,7 @@ class OneBracketing:
 
     bracketing: str
 
-    name, version = "reproducible", 1
+    name, version, runner = "reproducible", 1, None
 
     def to_json(self, numbers: dict[Schedule, int]) -> dict[str, str]:
         """Return the field's JSON content; `numbers` are not needed."""
@@ -66,14 +68,18 @@ class OneBracketing:
     def verify_rest(self, plan: Plan) -> None:
         """Do nothing: `verify` checks everything."""
 
-    def list_lines(self) -> list[str]:
+    def find_waits_us(self, schedule: Schedule, topology: Topology) -> Fraction:
+        """Return 0: no message waits for it."""
+        return Fraction(0)
+
+    def list_lines(self, plan: Plan) -> list[str]:
         """Return the line on the bracketing for the plan's description."""
         return [
             f"reproducible: every element is added up as {self.bracketing}; bound and gap are of "
             "all schedules, reproducible or not"
         ]
 
-    def list_figures(self) -> dict[str, Any]:
+    def list_figures(self, plan: Plan) -> dict[str, Any]:
         """Return the bracketing as a field of topo-synth's JSON."""
         return {self.name: {"bracketing": self.bracketing}}
 

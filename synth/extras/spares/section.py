@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ....topo.derived.lost_links import Link, Pair, PairRoutes
+from ....topo.graph import Topology
 from ....topo.schema import Label
 from ...bounds.certificate import Bound, BoundFields, SinglePathBoundFields
 from ...ir.schedule import Schedule
@@ -56,7 +58,7 @@ class Spares:
 
     spares: tuple[Spare, ...]
 
-    name, version = "spares", 2
+    name, version, runner = "spares", 2, None
 
     def to_json(self, numbers: dict[Schedule, int]) -> list[dict[str, Any]]:
         """Return the field's JSON content; `numbers` are those of the file's schedules."""
@@ -79,11 +81,15 @@ class Spares:
         for spare in self.spares:
             self.use(plan, spare).verify()
 
-    def list_lines(self) -> list[str]:
+    def find_waits_us(self, schedule: Schedule, topology: Topology) -> Fraction:
+        """Return 0: no message waits for it."""
+        return Fraction(0)
+
+    def list_lines(self, plan: Plan) -> list[str]:
         """Return no lines for the plan's description: `report_spares` prints them on request."""
         return []
 
-    def list_figures(self) -> dict[str, Any]:
+    def list_figures(self, plan: Plan) -> dict[str, Any]:
         """Return no figures for the plan's JSON report: `report_spares` gives them on request."""
         return {}
 

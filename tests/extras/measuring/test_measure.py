@@ -21,6 +21,7 @@ from topoplan.runtime.extras.measuring.measure_links import (
     find_routes,
     group_contending,
     group_disjoint,
+    list_fans,
     list_shifts,
 )
 from topoplan.runtime.extras.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
@@ -302,6 +303,15 @@ def test_the_largest_group_crosses_a_shared_link() -> None:
     assert any(
         {a // 4 for a, _ in group} == {0} and {b // 4 for _, b in group} == {1} for group in groups
     )
+
+
+def test_each_ranks_fans_are_measured() -> None:
+    fans = list_fans(find_routes(preset("full:4")))
+    assert len(fans) == 8
+    assert fans[0] == ("fan-out", ((0, 1), (0, 2), (0, 3)))
+    assert fans[1] == ("fan-in", ((1, 0), (2, 0), (3, 0)))
+    assert list_fans(find_routes(preset("ring:2"))) == []
+    assert len(list_fans(find_routes(preset("switch:32")))) == 32
 
 
 def test_rates_come_from_the_slope() -> None:

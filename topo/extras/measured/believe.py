@@ -116,6 +116,12 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
                 {"src": ranks[a], "dst": ranks[b], **values}
                 for (a, b), values in sorted(measurements.pairs.items())
             ],
+            # What flows get at once says something of a machine whose links they crossed.
+            **(
+                {"at_once": measurements.list_at_once()}
+                if measurements.fans and measurements.trusted == "all"
+                else {}
+            ),
         },
     }
     return replace(topology, links=links, extra=extra)

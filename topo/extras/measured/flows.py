@@ -46,7 +46,8 @@ class Measurements:
     with the same keys, has JSON values to store in the topology unchanged; `notes` is added to its
     notes. `noise` is the share by which a rate may exceed what a link carries: fits of times to
     sizes are disturbed either way, while bytes over the time that they took are what really crossed
-    the links.
+    the links. `fans` are flows out
+    of one GPU, or into one, at once, which the GPU itself may limit: no link is judged by them.
     """
 
     experiments: tuple[Experiment, ...]
@@ -57,6 +58,30 @@ class Measurements:
     pairs: Mapping[Pair, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     noise: Fraction = Fraction(1, 20)
+    fans: tuple[Experiment, ...] = ()
+
+    def list_at_once(self) -> list[dict[str, Any]]:
+        """Return JSON values of what flows got at once, beside what the fastest got alone.
+
+        Experiments with flows that were not measured alone are left out.
+        """
+        alone = {
+            pair: rate
+            for experiment in self.experiments
+            if experiment.how == "alone"
+            for pair, rate in experiment.rates_GBps.items()
+        }
+        at_once = [x for x in (*self.experiments, *self.fans) if len(x.rates_GBps) > 1]
+        return [
+            {
+                "flows": [f"{a}>{b}" for a, b in x.rates_GBps],
+                "kind": x.how,
+                "together_GBps": float(f"{float(sum(x.rates_GBps.values())):.4g}"),
+                "alone_GBps": float(f"{float(max(alone[pair] for pair in x.rates_GBps)):.4g}"),
+            }
+            for x in at_once
+            if x.rates_GBps.keys() <= alone.keys()
+        ]
 
 
 @dataclass

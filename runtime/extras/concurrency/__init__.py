@@ -1,0 +1,1 @@
+"""Transfers that wait for their turn, as plans with limits promise."""
