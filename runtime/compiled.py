@@ -349,7 +349,7 @@ class Compiled:
     def make_batches(
         self, exchange: Exchange, view: Callable[[Span], torch.Tensor]
     ) -> list[list[dist.P2POp]]:
-        """Return a tick's sends and receives in batches of at most NCCL_BATCH operations.
+        """Return the sends and receives of `exchange` in batches of at most NCCL_BATCH operations.
 
         `view` returns the tensor of a span. A pair of ranks has one message per tick and direction.
         Both ends of a message must put it into the same batch, so its number follows from the

@@ -240,9 +240,9 @@ class DdpHook:
 class PlanlessHook(DdpHook):
     """A DDP communication hook without a plan: it averages through a group of the backend "topo".
 
-    The group has the ranks of the one that is given (default: all), is made with the hook if these
-    exist already, else at the first bucket, and finds plans as the backend does. A copy by pickle
-    makes a group of all ranks.
+    That has the ranks of `group` (default: all), is made with the hook if these exist already, else
+    at the first bucket, and finds plans as the backend does, by the options in `policy`. A copy by
+    pickle makes a group of all ranks.
     """
 
     _own: dist.ProcessGroup | None

@@ -98,9 +98,10 @@ class Progress:
         return True
 
     def wait_for_future(self, timeout: timedelta | None = None) -> bool:
-        """Return True once the call has ended and the future has its value; raises like `wait`.
+        """Return True once the call has ended and the future has its value.
 
-        C++ calls this, and fills a future that has no value when a wait is over.
+        C++ calls this, and fills a future that has no value when a wait is over. Raise the call's
+        error, or ExecutionError at `timeout` (None: no limit).
         """
         self._wait_for_end(timeout)
         self.future.wait()
@@ -114,7 +115,10 @@ class Progress:
 
 
 class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
-    """The Work of a call that topoplan runs; `wait` raises the call's error unchanged."""
+    """The Work of a call that topoplan runs; `wait` raises the call's error unchanged.
+
+    `progress` has the call's state.
+    """
 
     _tensors: list[torch.Tensor]
     progress: Progress

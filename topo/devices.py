@@ -47,15 +47,15 @@ class InNetwork:
 
 @dataclass(frozen=True)
 class Device:
-    """A node of the graph.
+    """A node of the graph of a machine: a GPU, CPU, switch or NIC.
 
     `kind` is gpu, cpu, switch or nic; `family` of a switch is pcie, nvswitch or network.
     `can_reduce` and `can_copy` say whether a switch adds or multicasts data that passes through it
     (in-network computing, such as NVLink SHARP). A switch that can add can also multicast; GPUs
-    always can do both. `in_network` is the hardware's capability, "yes" if `can_reduce`. `bus_id`
-    is the PCI address, `source` says where the data comes from; None means unknown. `extra` has all
-    other fields of the device in its file. Raise InputError for an empty id or an unknown kind or
-    family.
+    always can do both. `in_network` is the hardware's capability, "yes" if `can_reduce`.
+    `numa_node` is the NUMA node, `bus_id` the PCI address, `source` says where the data comes from;
+    None means unknown. `extra` has all other fields of the device in its file. Raise InputError for
+    an empty id or an unknown kind or family.
     """
 
     id: str

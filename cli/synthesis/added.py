@@ -165,7 +165,7 @@ def list_plan_files(args: argparse.Namespace) -> dict[str, PlanFile]:
 
 
 def list_job_options() -> list[JobOptions]:
-    """Return the options of the jobs of all extras that are here."""
+    """Return the options of the jobs that installed extras add."""
     added = Names(JOB_OPTIONS)
     return [added.find(name) for name in added.describe()]
 

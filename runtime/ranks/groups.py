@@ -24,7 +24,7 @@ OLDEST = (2, 9)
 
 
 def is_torch_at_least(major: int, minor: int) -> bool:
-    """Return whether the imported torch is this version or a newer one.
+    """Return whether the imported torch has the version `major`.`minor` or a newer one.
 
     True if its version is not a number.
     """
@@ -244,7 +244,7 @@ def _transport(group: dist.ProcessGroup | None) -> str:
 
 
 class Gloo(dist.ProcessGroupGloo):
-    """gloo's backend, which says when torch sets its timeout (`_set_pg_timeout`)."""
+    """gloo's backend, which calls `on_timeout` when torch sets its timeout."""
 
     on_timeout: Callable[[timedelta], object] | None = None
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class ProcessLocation:
     """The location of a rank: its host, its number there (LOCAL_RANK), and its GPU, if any.
 
-    The GPU is given by its UUID and its PCI address; `cuda` says whether there is one.
+    The GPU is given by its `uuid` and its PCI address `bus_id`; `cuda` says whether there is one.
     """
 
     host: str

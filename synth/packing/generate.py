@@ -157,9 +157,10 @@ def exact_prices(
 def grow_low_tree(
     metric: Metric, root: int, hop_price: float = 0.0, max_depth: int | None = None
 ) -> Tree | None:
-    """Return a shallow tree grown from rank `root`, as undirected routes; see `Metric.grow_tree`.
+    """Return a cheap and shallow tree grown from rank `root`, as undirected routes.
 
-    None if there is no tree within `max_depth`.
+    Each hop between a GPU and the root costs `hop_price` mean distances on top of its price. None
+    if some GPU cannot be reached within `max_depth` hops.
     """
     parents = metric.grow_tree(root, hop_price, max_depth)
     if parents is None:
@@ -169,7 +170,7 @@ def grow_low_tree(
 
 
 class LowTreePacking(TreePacking):
-    """Column generation among shallow trees only.
+    """Column generation among trees of at most `max_depth` hops (None: any) in `graph`.
 
     The trees are grown by a heuristic, so the rate that they reach proves nothing.
     """

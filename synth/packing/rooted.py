@@ -61,9 +61,10 @@ class _CheapestTrees:
 
 
 class RootedPacking(SharePacking[RootedTree]):
-    """Column generation of trees for broadcast, allgather or allreduce.
+    """Column generation of trees for broadcast, allgather or allreduce on a topology.
 
     `roots` holds one rank for broadcast and all ranks for allgather; `both` selects allreduce.
+    Trees reach `members` (None: all) in at most `max_depth` hops, on `routes` if given.
     """
 
     def __init__(

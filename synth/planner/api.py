@@ -147,7 +147,11 @@ def find_collective(
     root: int | None,
     group: Iterable[int] | None = None,
 ) -> Collective:
-    """Return the collective over a topology's ranks; raise InputError if it does not fit."""
+    """Return the collective, given by name or as an object, over a topology's ranks.
+
+    `root` and `group` (the ranks that take part, None: all) apply to a name; raise InputError if
+    they contradict an object, or the collective does not fit.
+    """
     if not isinstance(collective, Collective):
         if group is not None:
             return group_on(collective, topology, group, root)

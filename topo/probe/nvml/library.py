@@ -136,7 +136,7 @@ def decode_text(value: Any) -> str:
 
 
 def read_pci_address(info: Any) -> str:
-    """Return the address in an nvmlPciInfo_t, as Linux writes it."""
+    """Return the PCI address in NVML's structure nvmlPciInfo_t, as Linux writes it."""
     return normalize_bus_id(decode_text(info.busId))
 
 
