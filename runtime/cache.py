@@ -70,7 +70,7 @@ class Cache:
         """Store the outcome of the race `contest` at a size, in place of an earlier one."""
 
     def find_plan(self, folder: Path | None, request: Request) -> Plan | None:
-        """Return the verified plan that an earlier start made for the same request, or None."""
+        """Return the verified plan that an earlier start stored for the same request, else None."""
         return None
 
     def keep_plan(self, folder: Path | None, request: Request, plan: Plan) -> None:

@@ -213,7 +213,7 @@ class Compiled:
         return program, sum(post.span.length for post in program.posts if post.kind == "send")
 
     def count_objects(self) -> int:
-        """Return the number of cached instructions: unbound, and again for each bound memory."""
+        """Return the number of cached instructions, once more for each memory they are bound to."""
         return len(self.program.instructions) * (
             1 + sum(binding.bound is not None for binding in self._bindings)
         )
@@ -271,7 +271,7 @@ class Compiled:
 
     @property
     def staging_numel(self) -> int:
-        """The elements of staging memory that a call needs."""
+        """The elements of staging, scratch memory for received messages, that a call needs."""
         return self.messages.staging_numel
 
     def make_player(

@@ -73,7 +73,7 @@ class Progress:
     def finish(self, value: object, error: BaseException | None) -> None:
         """Mark the call as ended, or as failed with `error`, and give the future `value`.
 
-        Only the first call counts.
+        Only the first mark counts.
         """
         with self._ending:
             if self.has_ended:
@@ -88,9 +88,9 @@ class Progress:
                 raise
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True once the call has ended; None waits without limit.
+        """Return True once the call has ended.
 
-        Raise the call's error, or ExecutionError at `timeout`.
+        Raise the call's error, or ExecutionError at `timeout` (None: no limit).
         """
         self._wait_for_end(timeout)
         if self.error is not None:
@@ -134,7 +134,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
             self._registered = stock
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark the call as ended, or as failed with `error`. Only the first call counts."""
+        """Mark the call as ended, or as failed with `error`; only the first mark counts."""
         self.progress.finish(
             self._tensors if error is None else Failed(error, self._tensors), error
         )
@@ -149,9 +149,9 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         self.finish(error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the call has ended; on GPUs the current stream waits.
+        """Wait until the call has ended, and return True; on GPUs the current stream waits.
 
-        Raise ExecutionError after `timeout`.
+        Raise the call's error, or ExecutionError after `timeout` (None: no limit).
         """
         self.progress.wait(timeout)
         if self._registered is not None:

@@ -164,8 +164,9 @@ class Link:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the bandwidth is assumed without even the board's limit, so it may be too high or
-        low.
+        """Whether the bandwidth is assumed and may be too low as well as too high.
+
+        An assumed limit of a board that the file names can only be too high.
         """
         return self.is_assumed and not (isinstance(self.source, Source) and self.source.by == BOARD)
 

@@ -135,7 +135,7 @@ def is_of_schedules(name: object) -> bool:
 
 
 def takes(name: str, option: str) -> bool:
-    """Return whether --format `name` writes a file for another library that `option` applies to."""
+    """Return whether --format `name` writes a file for a library that `option` applies to."""
     if name == PLAN or is_of_schedules(name):
         return False
     return option in LIBRARY_FORMATS.find(name).options

@@ -230,8 +230,7 @@ def choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Calla
 
 
 def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], object] | None:
-    """Return a function that calls the stock collective, or None on all ranks if it lacks the
-    dtype.
+    """Return a call of the stock collective, or None on all ranks if it lacks the dtype.
 
     gloo and MPI have no AVG, so the call sums and divides.
     """

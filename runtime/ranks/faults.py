@@ -139,8 +139,7 @@ class CulpritFinder(Protocol):
     """What an extra adds to find who is to blame when a call or a set-up cannot go on."""
 
     def begin_search(self, faults: "Faults", call: Call, own: Stuck) -> Callable[[], str]:
-        """Report where this rank is stuck in `call` (`own`); return a function that finds the
-        culprit.
+        """Report where this rank is stuck in `call` (`own`); return a function to find the culprit.
 
         It returns a text on who is to blame, after the reports of others or at most
         `faults.grace_s` seconds. This rank closes its connections in between, so that peers which

@@ -68,8 +68,7 @@ def device_of(group: dist.ProcessGroup | None) -> torch.device:
 def make_private_group(
     group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """Make a plain group (gloo or NCCL) over the ranks of `group` (None: all), for one
-    communicator.
+    """Make a plain group (gloo or NCCL) over the ranks of `group` (None: all), for own use.
 
     `timeout` limits its calls. Collective over the default group, like new_group; with a
     GroupMaker, over the maker's ranks. Raise InputError on ranks outside the group.

@@ -3,6 +3,9 @@
 A device inside the tree, or reached from it, keeps its links in a heap, and only the cheapest that
 leads on is offered. So where a rising price makes all offers of a switch stale, one is renewed and
 not one for each of its thousands of GPUs.
+
+The tree begins at a root and reaches GPUs over links and switches; an offer is the price of
+reaching the next device.
 """
 
 from collections.abc import Iterable, Sequence

@@ -6,6 +6,9 @@ the packing is optimal. At first, links of one class (see `PairGraph.classes`) s
 price. Averaging over a machine's symmetries keeps a packing equally good, so this already gives the
 optimal value if classes are orbits, with a handful of rows; and whatever the classes are, any
 prices prove an upper bound.
+
+A packing divides data among trees (the columns of a linear program) so that links (its rows) have
+room; an image is what a symmetry maps a tree to.
 """
 
 from __future__ import annotations

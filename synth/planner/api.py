@@ -111,7 +111,10 @@ def check_time_limit(time_limit_s: float) -> None:
 def warn_if_cut_short(
     collective: Collective, topology: Topology, time_limit_s: float, cut_short: Sequence[str]
 ) -> None:
-    """Log a warning that names the searches that the time limit stopped, if it stopped any."""
+    """Log a warning that names the searches that the time limit (in seconds) stopped, if any.
+
+    `cut_short` are their names; `collective` and `topology` say what was planned.
+    """
     if cut_short:
         log.warning(
             "%s on %s: the time limit of %g s cut the search short (%s); the gap may be loose",

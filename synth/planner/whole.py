@@ -1,6 +1,8 @@
 """Synthesis of verified plans for collectives of all GPUs.
 
 It builds candidates, costs them, and selects the best for each size.
+
+Candidates are schedules that strategies return; costed ones come with their predicted cost.
 """
 
 import logging

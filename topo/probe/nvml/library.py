@@ -74,7 +74,7 @@ class Nvml:
         )
 
     def read_fields(self, gpu: Gpu, ids: Sequence[tuple[int, int]]) -> list[int | str]:
-        """Return the values of all (field id, scope id) in `ids`, in order, by a single query.
+        """Return a GPU's values of all (field id, scope id) in `ids`, in order, by a single query.
 
         For NVLinks the scope is the link's number. Each value is an integer, or a text with the
         reason why there is none.
