@@ -45,11 +45,12 @@ Example = tuple[str, str]
 class Parser(argparse.ArgumentParser):
     """An argument parser whose help begins with examples, and whose errors are one line.
 
-    `about` follows the examples, in paragraphs. Every parser has --version, -v and -q. With `first`
-    the help begins with so many examples and ends with the others, and `--help core` prints one
-    screen: these, and the options that no extra (optional part) adds. `spellings` maps other names
-    of options, which are understood but not shown, to them; `answers` maps options of other tools
-    that this one lacks to what to do instead.
+    `prog` is the command's name, `usage` its arguments in short, `about` follows the examples, in
+    paragraphs. Every parser has --version, -v and -q. With `first` the help begins with so many
+    examples and ends with the others, and `--help core` prints one screen: these, and the options
+    that no extra (optional part) adds. `spellings` maps other names of options, which are
+    understood but not shown, to them; `answers` maps options of other tools that this one lacks to
+    what to do instead.
     """
 
     spellings: Mapping[str, str] = MappingProxyType({})

@@ -261,8 +261,8 @@ class Communicators:
     def transport(self, device: str, *, in_launch: bool = False) -> Transport:
         """Return the transport that all communicators of a device type share, making it if needed.
 
-        Plans number the ranks as in the group, or, `in_launch`, as in the launch. Collective the
-        first time on GPUs.
+        A launch is all ranks that were started together: `in_launch` is for plans that number the
+        ranks as there, not as in the group. Collective the first time on GPUs.
         """
         in_launch = in_launch or self.plans.scope.is_within(device)
         key = device, in_launch

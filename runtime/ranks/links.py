@@ -242,14 +242,14 @@ class NamedLinks(Links, ABC):
 
 
 def find_kind(transport: str) -> type[Links]:
-    """Return the kind of links that a transport's name stands for on ranks with CPUs.
+    """Return the class of links for a transport's name, for ranks on CPUs: gloo's for "auto".
 
-    Raise InputError if there is none.
+    Raise InputError if nothing that is installed has the name.
     """
     return Links if transport == AUTO else find_named(transport)
 
 
 def find_named(name: str) -> type[NamedLinks]:
-    """Return the links of a name that an extra adds; raise InputError if there are none."""
+    """Return the class of links that an extra adds under a name; raise InputError without one."""
     kind: type[NamedLinks] = Names(LINKS).find(name)
     return kind

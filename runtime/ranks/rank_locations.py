@@ -40,7 +40,7 @@ class ProcessLocation:
 
 
 def init_gloo(rank: int, ranks: int, timeout: timedelta) -> None:
-    """Make the default group over gloo. Collective."""
+    """Make torch's default group over gloo, of `ranks` ranks; this is `rank`. Collective."""
     dist.init_process_group(
         "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=timeout
     )

@@ -40,7 +40,7 @@ END = -1
 
 
 def is_uniform(schedule: Schedule) -> bool:
-    """Return whether all receivers of a chunk end with the same expression.
+    """Return whether all receivers of a chunk end with the same expression, so the same bits.
 
     The order of the two operands of an addition does not matter.
     """
