@@ -67,10 +67,10 @@ class Cache:
     def keep_race(
         self, folder: Path | None, contest: Contest[E], size_bytes: int, outcome: Outcome[E]
     ) -> None:
-        """Store the outcome of a race at a size, in place of an earlier one at that size."""
+        """Store the outcome of the race `contest` at a size, in place of an earlier one."""
 
     def find_plan(self, folder: Path | None, request: Request) -> Plan | None:
-        """Return the verified plan that an earlier start made for the same request, or None."""
+        """Return the verified plan that an earlier start stored for the same request, else None."""
         return None
 
     def keep_plan(self, folder: Path | None, request: Request, plan: Plan) -> None:

@@ -60,7 +60,7 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, padded: int) -> int:
-        """Return the bytes on the wire for `padded` values (whole blocks)."""
+        """Return the bytes of a message that encodes `padded` values (whole blocks)."""
 
     @abstractmethod
     def room(self, padded: int) -> int:
@@ -88,7 +88,7 @@ class Codec(ABC):
         return make(self, layout, rank, reads, writes)
 
     def padded(self, numel: int) -> int:
-        """Return `numel` rounded up to whole blocks, the number of values that are encoded."""
+        """Return `numel` rounded up to whole blocks: the number of values that are encoded."""
         return -(-numel // self.block) * self.block
 
 

@@ -218,7 +218,7 @@ class Compiled:
             )
 
     def count_objects(self) -> int:
-        """Return the number of cached instructions: unbound, and again for each bound memory."""
+        """Return the number of cached instructions, once more for each memory they are bound to."""
         return len(self.program.instructions) * (
             1 + sum(binding.bound is not None for binding in self._bindings)
         )
@@ -276,7 +276,7 @@ class Compiled:
 
     @property
     def staging_numel(self) -> int:
-        """The elements of staging memory that a call needs."""
+        """The elements of staging, scratch memory for received messages, that a call needs."""
         return self.messages.staging_numel
 
     def make_player(
@@ -354,7 +354,7 @@ class Compiled:
     def make_batches(
         self, exchange: Exchange, view: Callable[[Span], torch.Tensor]
     ) -> list[list[dist.P2POp]]:
-        """Return a tick's sends and receives in batches of at most NCCL_BATCH operations.
+        """Return the sends and receives of `exchange` in batches of at most NCCL_BATCH operations.
 
         `view` returns the tensor of a span. A pair of ranks has one message per tick and direction.
         Both ends of a message must put it into the same batch, so its number follows from the

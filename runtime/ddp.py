@@ -47,17 +47,24 @@ def ddp_hook(  # noqa: PLR0913 (what users set)
 ) -> "DdpHook":
     """Return a communication hook that averages gradients by an allreduce plan.
 
-    Without a plan a group of the backend "topo" over the same ranks averages, which finds plans as
-    that backend does: until there is one, gloo or NCCL make the calls themselves.
+    `plan` holds schedules of an allreduce, or is the file that has them. Without a plan a group of
+    the backend "topo" over the same ranks averages, which finds plans as that backend does: until
+    there is one, gloo or NCCL make the calls themselves.
 
-    The arguments are those of Communicator. Making the hook is collective over the ranks of `group`
-    (default: all) alone; before init_process_group it is not: then the ranks meet at the first
-    bucket. Buckets are handled in the order in which DDP passes them, while backward goes on: by a
-    thread on CPUs, on a separate stream on GPUs. All ranks end with the same bits: plans whose
-    schedules do not ensure that are refused. With `compress` gradients are sent in another format,
-    and `error_feedback` adds the rounding errors to the next step's gradients (four bytes per
-    parameter). The hook's `communicator` has the choice for each size, and the bytes sent. DDP
-    leaves the division to its hook, and this one divides by the number of ranks: join() with
+    `timeout` limits a call, `choose` says how the schedule for a size is chosen (race, model, plan,
+    same-bits or a function), `compress` names a codec for messages (fp16, int8, ...), `reduction`
+    where it rounds (hops, once), `executor` how schedules are carried out, `on_fault` and `on_slow`
+    what happens when a link is lost or slow; `policy` has all these at once. Communicator explains
+    them.
+
+    Making the hook is collective over the ranks of `group` (default: all) alone; before
+    init_process_group it is not: then the ranks meet at the first bucket. Buckets are handled in
+    the order in which DDP passes them, while backward goes on: by a thread on CPUs, on a separate
+    stream on GPUs. All ranks end with the same bits: plans whose schedules do not ensure that are
+    refused. With `compress` gradients are sent in another format, and `error_feedback` adds the
+    rounding errors to the next step's gradients (four bytes per parameter). The hook's
+    `communicator` has the choice for each size, and the bytes sent. DDP leaves the division to its
+    hook, and this one divides by the number of ranks: join() with
     divide_by_initial_world_size=False changes nothing. With TOPOPLAN_PLANS=off the hook averages as
     DDP does without one, and the plan is not read. Raise InputError if an option is invalid,
     PlanMismatchError if the plan is for other ranks.
@@ -240,9 +247,9 @@ class DdpHook:
 class PlanlessHook(DdpHook):
     """A DDP communication hook without a plan: it averages through a group of the backend "topo".
 
-    The group has the ranks of the one that is given (default: all), is made with the hook if these
-    exist already, else at the first bucket, and finds plans as the backend does. A copy by pickle
-    makes a group of all ranks.
+    That has the ranks of `group` (default: all), is made with the hook if these exist already, else
+    at the first bucket, and finds plans as the backend does, by the options in `policy`. A copy by
+    pickle makes a group of all ranks.
     """
 
     _own: dist.ProcessGroup | None

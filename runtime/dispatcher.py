@@ -245,7 +245,7 @@ class Dispatcher:
         return buffers.numel == 0 or self._find_choice(buffers) is not None
 
     def can_start_stock(self, buffers: Buffers) -> bool:
-        """Return whether `run` would use the stock collective: `start` may then be called.
+        """Return whether `run` would use the stock collective, so that `start` can replace it.
 
         False while no choice is made, and over links on which a stock call blocks.
         """

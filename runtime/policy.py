@@ -55,15 +55,18 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How plans are carried out, for `policy=` of Communicator, ddp_hook and backend_options.
+    """How plans are carried out: the options of Communicator, ddp_hook and backend_options in one.
 
-    What each option does stands there. `runners` names what other packages add to carry out calls
-    (entry points `topoplan.runners`), which races beside the rest; `around` the layers that they
-    put around calls (`topoplan.layers`), the innermost first. `time_limit_s`, `least_bytes`,
-    `scratch` and `helpers` are the backend's alone, whose timeout is its group's. Where `executor`,
-    `on_fault`, `cache`, `scratch`, `time_limit_s`, `least_bytes` or `helpers` are not given,
-    environment variables decide. Raise InputError if an option is invalid or contradicts another
-    one, with the rule.
+    `choose` (race, model, plan, same-bits, or a function) picks the schedule for a size, `timeout`
+    limits a call, `compress` names a codec for messages, `reduction` says where it rounds (hops,
+    once), `executor` how schedules are carried out (messages, shared memory), `on_fault` and
+    `on_slow` what happens when a link is lost or slow, `cache` is the folder of plans and race
+    results. `runners` names what other packages add to carry out calls (entry points
+    `topoplan.runners`), `around` the layers that they put around calls (`topoplan.layers`), the
+    innermost first. `time_limit_s` of a synthesis, `least_bytes` of a buffer, `scratch` memory and
+    `helpers` are the backend's alone, whose timeout is its group's. Environment variables decide
+    where `executor`, `on_fault`, `cache`, `scratch`, `time_limit_s`, `least_bytes` or `helpers` are
+    not given. Raise InputError if an option is invalid or contradicts another one.
     """
 
     choose: ChooseMode = MODES[0]

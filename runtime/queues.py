@@ -165,10 +165,9 @@ class ThreadQueue:
         work.finish()
 
     def close(self, break_off: BreakOff) -> None:
-        """End the thread after the calls that are in the queue.
+        """End the thread after the calls that are in the queue, waiting some seconds for that.
 
-        If they have not ended after some seconds, they may end later, but not after the process:
-        `break_off` makes them fail then.
+        Calls that take longer go on; when the process exits, `break_off` makes them fail.
         """
         thread, self._thread = self._thread, None
         if thread is None:

@@ -197,7 +197,7 @@ class OnCalls(Generic[E]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the race has ended."""
+        """Whether the race has ended, so that `race.outcome` has its result."""
         return not self.race.heat
 
     def record(self, seconds: float) -> None:

@@ -135,12 +135,12 @@ class Candidates:
     def find_near_best(
         self, size_bytes: int, machine: Machine, *, is_raced: bool, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates whose predicted time at a size is near the best, the best first.
+        """Return the candidates whose predicted time on `machine` is near the best, the best first.
 
         These are the best segmentation of each such schedule, each followed by a coarser one, since
-        the predicted costs of messages may be wrong. The plan's own schedule comes last. If they
-        will race (`is_raced`) there are those of other runners, too, whose time is not predicted;
-        if these race alone (`is_alone`), only these, unless there are none.
+        the predicted costs of messages may be wrong. The plan's own schedule for the size comes
+        last. If they will race (`is_raced`), candidates of other runners, whose time is not
+        predicted, are added; with `is_alone` these are the only ones, if there are any.
         """
         ranking = fastest(
             self.families,

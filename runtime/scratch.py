@@ -124,7 +124,7 @@ class Arena:
         return self._block.nbytes
 
     def reserve(self, nbytes: int, user: ArenaUser) -> torch.Tensor:
-        """Return memory of at least `nbytes`, uint8, for views that `user` may cache.
+        """Return at least `nbytes` of memory, as a uint8 tensor, for views that `user` may cache.
 
         All users get the same memory. `user.unbind` is called before the arena moves or is freed.
         The caller must hold the budget's lock.
@@ -177,7 +177,7 @@ class Slicer:
 
 
 def count_aligned(nbytes: int) -> int:
-    """Return the bytes that a buffer of `nbytes` takes in an arena, alignment included."""
+    """Return the bytes that a buffer of `nbytes` takes in an arena, rounded up for alignment."""
     return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
@@ -200,7 +200,7 @@ def find_arena(transport: Transport, device: torch.device) -> Arena:
 
 
 def free_arenas(transport: Transport) -> None:
-    """Free the scratch memory of a transport; its calls allocate it again as they need it."""
+    """Free the scratch memory of a transport's programs; later calls allocate it again."""
     for arena in list(_arenas.get(transport, {}).values()):
         arena.free()
 

@@ -73,7 +73,7 @@ class Progress:
     def finish(self, value: object, error: BaseException | None) -> None:
         """Mark the call as ended, or as failed with `error`, and give the future `value`.
 
-        Only the first call counts.
+        Only the first mark counts.
         """
         with self._ending:
             if self.has_ended:
@@ -88,9 +88,9 @@ class Progress:
                 raise
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True once the call has ended; None waits without limit.
+        """Return True once the call has ended.
 
-        Raise the call's error, or ExecutionError at `timeout`.
+        Raise the call's error, or ExecutionError at `timeout` (None: no limit).
         """
         self._wait_for_end(timeout)
         if self.error is not None:
@@ -98,9 +98,10 @@ class Progress:
         return True
 
     def wait_for_future(self, timeout: timedelta | None = None) -> bool:
-        """Return True once the call has ended and the future has its value; raises like `wait`.
+        """Return True once the call has ended and the future has its value.
 
-        C++ calls this, and fills a future that has no value when a wait is over.
+        C++ calls this, and fills a future that has no value when a wait is over. Raise the call's
+        error, or ExecutionError at `timeout` (None: no limit).
         """
         self._wait_for_end(timeout)
         self.future.wait()
@@ -114,7 +115,10 @@ class Progress:
 
 
 class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
-    """The Work of a call that topoplan runs; `wait` raises the call's error unchanged."""
+    """The Work of a call that topoplan runs; `wait` raises the call's error unchanged.
+
+    `progress` has the call's state.
+    """
 
     _tensors: list[torch.Tensor]
     progress: Progress
@@ -130,7 +134,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
             self._registered = stock
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark the call as ended, or as failed with `error`. Only the first call counts."""
+        """Mark the call as ended, or as failed with `error`; only the first mark counts."""
         self.progress.finish(
             self._tensors if error is None else Failed(error, self._tensors), error
         )
@@ -145,9 +149,9 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         self.finish(error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the call has ended; on GPUs the current stream waits.
+        """Wait until the call has ended, and return True; on GPUs the current stream waits.
 
-        Raise ExecutionError after `timeout`.
+        Raise the call's error, or ExecutionError after `timeout` (None: no limit).
         """
         self.progress.wait(timeout)
         if self._registered is not None:

@@ -47,15 +47,15 @@ class InNetwork:
 
 @dataclass(frozen=True)
 class Device:
-    """A node of the graph.
+    """A node of the graph of a machine: a GPU, CPU, switch or NIC.
 
     `kind` is gpu, cpu, switch or nic; `family` of a switch is pcie, nvswitch or network.
     `can_reduce` and `can_copy` say whether a switch adds or multicasts data that passes through it
     (in-network computing, such as NVLink SHARP). A switch that can add can also multicast; GPUs
-    always can do both. `in_network` is the hardware's capability, "yes" if `can_reduce`. `bus_id`
-    is the PCI address, `source` says where the data comes from; None means unknown. `extra` has all
-    other fields of the device in its file. Raise InputError for an empty id or an unknown kind or
-    family.
+    always can do both. `in_network` is the hardware's capability, "yes" if `can_reduce`.
+    `numa_node` is the NUMA node, `bus_id` the PCI address, `source` says where the data comes from;
+    None means unknown. `extra` has all other fields of the device in its file. Raise InputError for
+    an empty id or an unknown kind or family.
     """
 
     id: str
@@ -164,8 +164,9 @@ class Link:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the bandwidth is assumed without even the board's limit, so it may be too high or
-        low.
+        """Whether the bandwidth is assumed and may be too low as well as too high.
+
+        An assumed limit of a board that the file names can only be too high.
         """
         return self.is_assumed and not (isinstance(self.source, Source) and self.source.by == BOARD)
 

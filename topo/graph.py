@@ -304,8 +304,9 @@ class Topology:
     def loads(cls, text: str, where: str = "topology") -> Topology:
         """Return the topology of JSON text, such as `dumps` returns.
 
-        `where` is as in `from_json`. Raise InputError if the text is not JSON (with the line of the
-        error) or does not describe a topology.
+        `where` is the file's name for errors, and the topology's name if the text has none. Raise
+        InputError if the text is not JSON (with the line of the error) or does not describe a
+        topology.
         """
         try:
             return cls.from_json(load_json(text, _MAX_VALUES), where)

@@ -98,7 +98,10 @@ def list_suffixes() -> dict[str, str]:
 
 
 def list_writers() -> dict[str, str | None]:
-    """Return the help of each option that writes a view of its own, None likewise."""
+    """Return the help text of each option that writes a view of its own, by name.
+
+    It is None for those of extras that are not installed.
+    """
     return _describe_all(PROBE_WRITERS)
 
 

@@ -45,11 +45,12 @@ Example = tuple[str, str]
 class Parser(argparse.ArgumentParser):
     """An argument parser whose help begins with examples, and whose errors are one line.
 
-    `about` follows the examples, in paragraphs. Every parser has --version, -v and -q. With `first`
-    the help begins with so many examples and ends with the others, and `--help core` prints one
-    screen: these, and the options that no extra (optional part) adds. `spellings` maps other names
-    of options, which are understood but not shown, to them; `answers` maps options of other tools
-    that this one lacks to what to do instead.
+    `prog` is the command's name, `usage` its arguments in short, `about` follows the examples, in
+    paragraphs. Every parser has --version, -v and -q. With `first` the help begins with so many
+    examples and ends with the others, and `--help core` prints one screen: these, and the options
+    that no extra (optional part) adds. `spellings` maps other names of options, which are
+    understood but not shown, to them; `answers` maps options of other tools that this one lacks to
+    what to do instead.
     """
 
     spellings: Mapping[str, str] = MappingProxyType({})
@@ -133,7 +134,7 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """Print the error on standard error and exit with code 2."""
+        """Print `message` as an error on standard error and exit with code 2."""
         print_error(f"{self.prog}: error: {message} (see {self.prog} --help)")
         raise SystemExit(2)
 
@@ -322,7 +323,10 @@ def file_name(text: str) -> str:
 
 
 def say_error(prog: str, message: str) -> None:
-    """Print an error with the command's name on standard error; do nothing if that fails."""
+    """Print `message` as an error of the command `prog` on standard error.
+
+    Do nothing if that cannot be written.
+    """
     print_error(f"{shown_name(prog)}: error: {message}")
 
 
@@ -352,9 +356,9 @@ def name_option(error: TopoplanError) -> str:
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
     """Run a command's body and return its exit code; print a TopoplanError as one line on stderr.
 
-    The code is that of `body`, of the error, 130 after Ctrl-C, or 1 if standard output cannot be
-    written. With `quiet`, errors that another process also reports (bad input, a plan for other
-    ranks) are not printed.
+    `prog` is the command's name. The code is that of `body`, of the error, 130 after Ctrl-C, or 1
+    if standard output cannot be written. With `quiet`, errors that another process also reports
+    (bad input, a plan for other ranks) are not printed.
     """
     if sys.stdout is None:
         # Closed by the shell (>&-): a command may still be run for the file that it writes.

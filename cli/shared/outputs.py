@@ -58,7 +58,10 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
 
 
 def check_output(name: str, *, overwrite: bool) -> None:
-    """Raise InputError if a file cannot be written: it exists, or its folder does not."""
+    """Raise InputError if the file `name` cannot be written.
+
+    So it is if it exists, unless `overwrite` is set, or if its folder does not exist.
+    """
     path = Path(name)
     if path.is_file() and not overwrite:
         raise InputError(
@@ -75,9 +78,9 @@ def check_output(name: str, *, overwrite: bool) -> None:
 
 
 def write_output(args: argparse.Namespace, content: str | bytes) -> None:
-    """Write to the file of -o, or to standard output without -o; --force replaces a file.
+    """Write `content` to the file of -o, or to standard output without -o.
 
-    Raise InputError for bytes on a terminal.
+    --force replaces a file. Raise InputError for bytes on a terminal.
     """
     if args.output is not None:
         write_whole(args.output, content, overwrite=args.force)

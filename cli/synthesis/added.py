@@ -138,7 +138,7 @@ def is_of_schedules(name: object) -> bool:
 
 
 def takes(name: str, option: str) -> bool:
-    """Return whether --format `name` writes a file for another library that `option` applies to."""
+    """Return whether --format `name` writes a file for a library that `option` applies to."""
     if name == PLAN or is_of_schedules(name):
         return False
     return option in LIBRARY_FORMATS.find(name).options
@@ -168,7 +168,7 @@ def list_plan_files(args: argparse.Namespace) -> dict[str, PlanFile]:
 
 
 def list_job_options() -> list[JobOptions]:
-    """Return the options of the jobs of all extras that are here."""
+    """Return the options of the jobs that installed extras add."""
     added = Names(JOB_OPTIONS)
     return [added.find(name) for name in added.describe()]
 

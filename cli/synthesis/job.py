@@ -438,7 +438,7 @@ def _write_beside(job: SynthRun, plan: Plan) -> None:
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
     """Print lines that may contain names from files: no markup in them is interpreted.
 
-    They wrap only on a terminal.
+    `style` is rich's name of a colour or the like, None for none. They wrap only on a terminal.
     """
     for line in lines:
         console.print(

@@ -162,9 +162,9 @@ class CollectiveGroup(BaseGroup):
     def allgather(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """Collect every rank's tensor in the list of output tensors, one per rank.
+        """Collect every rank's input tensor in its list of output tensors; return the work.
 
-        Return the work.
+        Each argument is a list of one item: the output list has a tensor per rank.
         """
         opts = AllgatherOptions() if opts is None else opts
         parts, tensor = _single(output_tensors), _single(input_tensors)
@@ -237,7 +237,11 @@ class CollectiveGroup(BaseGroup):
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """Reduce lists of one tensor per rank; rank i gets the i-th result. Return the work."""
+        """Reduce lists of one tensor per rank; rank i gets the i-th result. Return the work.
+
+        Each argument is a list of one item: the output tensor, and the input list. `opts` has the
+        reduction.
+        """
         opts = ReduceScatterOptions() if opts is None else opts
         output, parts = _single(output_tensors), _single(input_tensors)
         if output is None or parts is None or more or not isinstance(opts, ReduceScatterOptions):

@@ -79,11 +79,11 @@ class Communicators:
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
     ) -> SizeState | None:
-        """Return the state of a collective at one size, or None if the plain group makes its calls.
+        """Return the state of a collective at one size; None if the plain group makes its calls.
 
-        The state says from which call on the plan is used. `root` is the rank in the group (None:
-        no root), `op` the reduction (None: none); the size is that of `parts` tensors like
-        `tensor`.
+        The state says from which call on the plan is used. `name` is the collective's, `root` the
+        rank in the group (None: no root), `op` the reduction (None: none); the size is that of
+        `parts` tensors like `tensor`.
         """
         if self.why_plain(name, tensor, parts, op):
             return None
@@ -175,10 +175,10 @@ class Communicators:
             )
 
     def why_plain(self, name: str, tensor: torch.Tensor, parts: int = 1, op: object = None) -> str:
-        """Return why no plan can serve a call of a collective, or an empty text if one can.
+        """Return why no plan can serve a call of the collective `name`, or "" if one can.
 
-        The buffer has the size of `parts` tensors like `tensor`. The answer is the same on all
-        ranks: it depends only on values that all ranks know.
+        The buffer has the size of `parts` tensors like `tensor`; `op` is the reduction (None:
+        none). The answer is the same on all ranks: it depends only on values that all ranks know.
         """
         device = tensor.device.type
         if self.transports.get(device) != ("nccl" if tensor.is_cuda else "gloo"):
@@ -261,8 +261,8 @@ class Communicators:
     def transport(self, device: str, *, in_launch: bool = False) -> Transport:
         """Return the transport that all communicators of a device type share, making it if needed.
 
-        Plans number the ranks as in the group, or, `in_launch`, as in the launch. Collective the
-        first time on GPUs.
+        A launch is all ranks that were started together: `in_launch` is for plans that number the
+        ranks as there, not as in the group. Collective the first time on GPUs.
         """
         in_launch = in_launch or self.plans.scope.is_within(device)
         key = device, in_launch

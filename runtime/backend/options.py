@@ -87,16 +87,19 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
     An option that is not given is taken from the environment variable named here, else from its
-    default. TOPOPLAN_PLANS=off alone wins over what is given: it turns plans off for a whole job.
+    default. TOPOPLAN_PLANS=off alone wins over what is given: it turns plans off for a whole job. A
+    plan holds schedules of one collective; the stock collective is gloo's, NCCL's or MPI's own; a
+    race times some of both at one size and keeps the fastest.
 
     - `plans` (TOPOPLAN_PLANS): a plan, a plan file (also of a joint plan, for the groups of a
       DeviceMesh, whose ranks are the GPUs' numbers), several of them, or a folder of plan files; a
       topology (file or preset), for which plans are synthesized when they are first needed; `auto`
       (default), the same for the machine that runs the ranks; or `off`, so that gloo or NCCL run
       everything.
-    - `choose` (TOPOPLAN_CHOOSE): as for Communicator. With `same-bits`, reproducible plans are
-      synthesized, floating-point sums of all sizes use them, and sums that cannot use them are
-      errors.
+    - `choose` (TOPOPLAN_CHOOSE, race): how the schedule for a size is chosen: `race`, `model` (by
+      predicted times), `plan` (as the plan says), or a function of the size in bytes and the
+      candidates. With `same-bits`, reproducible plans are synthesized, floating-point sums of all
+      sizes use them, and sums that cannot use them are errors.
     - `time_limit_s` (TOPOPLAN_TIME_LIMIT, 20): limit in seconds for one synthesis, which rank 0
       does for all ranks.
     - `cache` (TOPOPLAN_CACHE): the folder where synthesized plans and race results are cached
@@ -104,30 +107,32 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
       cannot be used, nothing is cached, and a warning says so.
     - `least_bytes` (TOPOPLAN_LEAST_BYTES, 1024): gloo or NCCL handle floating-point buffers that
       are smaller.
-    - `compress` (TOPOPLAN_COMPRESS, none): the codec that compresses the messages of sums and
-      averages (allreduce, reduce-scatter), as for Communicator.
+    - `compress` (TOPOPLAN_COMPRESS, none): the codec (such as fp16 or int8) that compresses the
+      messages of sums and averages (allreduce, reduce-scatter).
     - `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has
       equal parts on all ranks, which no rank can check for the others. Plans are used for it only
       with this promise, whether or not the call lists the sizes.
     - `expected_splits`: the sizes that all_to_all_single is expected to be called with, as a matrix
       (row i, column j: the split that rank i sends to rank j), or each rank's own row. Calls of
       these sizes use a plan for them where it is faster; the ranks compare before each such call,
-      so that others are right, too, and go by stock. Plan files are not used for them.
+      so that others are right, too, and use the stock collective. Plan files are not used for them.
     - `transport` (TOPOPLAN_TRANSPORT, auto): what sends the messages of plans: auto (gloo on CPUs,
       NCCL on GPUs), or mpi for ranks that mpirun started; MPI's own collectives then race against
       the plan.
-    - `executor` (TOPOPLAN_EXECUTOR, auto): what plays schedules, as for Communicator.
+    - `executor` (TOPOPLAN_EXECUTOR, auto): how schedules are carried out: `point-to-point` by
+      messages, `one-sided` in memory that the ranks share; with `auto` both race.
     - `scratch` (TOPOPLAN_SCRATCH, twice the largest buffer that was used): bytes of scratch memory,
       such as "512M", that this process may hold between calls; a call that needs more allocates it
       and frees it at its end.
-
     - `helpers` (TOPOPLAN_HELPERS, rest): the ranks that may carry bytes for a group that
       `topoplan.new_group` makes: `rest` for all others, `none`, or a list of ranks; torch's own
       new_group has none.
-    - `on_fault` (TOPOPLAN_ON_FAULT, raise): as for Communicator. With `replan`, all collectives on
-      CPU tensors that plans can carry out, of any size, go on after a lost link, and so do barrier,
-      gather and scatter; the stock collectives, which could not, take no part in races.
-    - `on_slow`: as for Communicator, for calls on CPU tensors by plans.
+    - `on_fault` (TOPOPLAN_ON_FAULT, raise): what happens when a link is lost while all ranks live:
+      `raise` ends the call by ExecutionError. With `replan`, all collectives on CPU tensors that
+      plans can carry out, of any size, go on after a lost link, and so do barrier, gather and
+      scatter; the stock collectives, which could not, take no part in races.
+    - `on_slow` (warn): what happens when a link becomes slow under calls on CPU tensors by plans:
+      `warn` logs it, `replan` also tries schedules for the rates that are left.
     - `policy`: `choose`, `time_limit_s`, `cache`, `least_bytes`, `compress`, `scratch`, `executor`,
       `helpers`, `on_fault` and `on_slow` at once, in place of them.
 

@@ -89,7 +89,11 @@ class PlanFinder:
         """Why there is no plan for a collective, by its name; on rank 0 only."""
 
     def prepare(self, name: str, root: int | None, device: torch.device) -> "Preparation":
-        """Start to search for a plan in a thread; return the search. Arguments as for `find`."""
+        """Start to search for a plan in a thread, and return the search.
+
+        `name` is the collective's, `root` the root's number in the group, if it has one, `device`
+        that of tensors.
+        """
         return Preparation(
             partial(self.find, name, root, device),
             name,

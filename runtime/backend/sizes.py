@@ -49,8 +49,9 @@ class SizeState:
     The first calls are left to the stock collective, which starts at once, while a background
     thread finds or makes the plan. At intervals the ranks ask each other whether all of them have
     it, by a small reduction over gloo that no call waits for; two calls later the answer, which is
-    the same on all ranks, decides whether the plan is used from there on. After some training steps
-    it is used in any case: then the queue waits for the plan, so that a short script uses it too.
+    the same on all ranks, decides whether the plan is used from there on. After some training
+    steps, which `passes` counts, it is used in any case: then the queue waits for the plan, so that
+    a short script uses it too.
 
     `is_ready` returns whether this rank has its plan; `gloo` carries the questions between ranks.
     With `at_once` all calls go through the plan: if the stock collective must not be used, or plans

@@ -28,10 +28,13 @@ from .bench_data import OPS, BenchBuffers, BenchSettings
 class BenchRow:
     """One row of the table: median times in microseconds, None without a plan or stock collective.
 
-    `wire_bytes` is the total that all ranks send in one call of the plan's schedule, and
-    `relayed_bytes` what each rank of a topology sends in it for others as a helper, None if all
-    ranks are members. `rms_error` is the root mean square error of the elements over their root
-    mean square. `place` is "in" if results replaced the input, else "out".
+    `size_bytes` is that of the collective's buffer, `ratio` is `stock_us` / `plan_us`, `algbw_GBps`
+    the size by time, `busbw_GBps` nccl-tests' bus bandwidth of it, `bound_fraction` the share of
+    the plan's bound that is reached, `wrong` the number of wrong elements. `wire_bytes` is the
+    total that all ranks send in one call of the plan's schedule, and `relayed_bytes` what each rank
+    of a topology sends in it for others as a helper, None if all ranks are members. `rms_error` is
+    the root mean square error of the elements over their root mean square. `place` is "in" if
+    results replaced the input, else "out".
     """
 
     size_bytes: int
@@ -227,8 +230,7 @@ def choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Calla
 
 
 def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], object] | None:
-    """Return a function that calls the stock collective, or None on all ranks if it lacks the
-    dtype.
+    """Return a call of the stock collective, or None on all ranks if it lacks the dtype.
 
     gloo and MPI have no AVG, so the call sums and divides.
     """
@@ -251,7 +253,8 @@ def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], o
 def find_scale(communicator: Communicator) -> float | None:
     """Return how many times as fast the emulated machine's links are as the plan's.
 
-    1.0 if they are the same machine, None if its links are others.
+    1.0 if the communicator's ranks run on the plan's machine, None if they run on one with other
+    links.
     """
     at_hand, plan = communicator.dispatcher.machine.topology, communicator.plan.topology
     if at_hand is None or at_hand is plan:

@@ -172,8 +172,7 @@ class BenchBuffers:
     def count_errors(
         self, codec: Codec | None = None, roundings: int = 0
     ) -> tuple[int, float, float]:
-        """Compare the output with the expected one, allowing `roundings` roundings by a codec, if
-        given.
+        """Compare the output with the expected one, after `roundings` by a codec, if given.
 
         Return the number of wrong elements, and the sums of squares of all errors and of expected
         elements.

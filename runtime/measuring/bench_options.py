@@ -98,9 +98,12 @@ class BenchOptions:
     """What to measure, with the defaults of topo-run.
 
     Sizes are in bytes, from `min_bytes` to `max_bytes`, each `factor` times the one before;
-    `iterations` timed calls follow `warmup` untimed ones. `timeout_s` limits a call. `place` is in,
-    out or both (None: as torch has the collective). `choose`, `compress`, `reduction`, `executor`,
-    `on_fault` and `on_slow` are as for Communicator.
+    `iterations` timed calls follow `warmup` untimed ones. `op` is the reduction (sum, avg, ...),
+    `backend` is gloo, nccl, mpi or auto. `timeout_s` limits a call. `place` is in, out or both
+    (None: as torch has the collective). `choose` is how schedules are chosen (race, model, plan),
+    `compress` a codec for messages, `reduction` where it rounds (hops, once), `executor` how
+    schedules are carried out; `on_fault` and `on_slow` say what happens when a link is lost or
+    slow.
     """
 
     min_bytes: int = 1 << 10

@@ -119,7 +119,7 @@ class Observer(Protocol):
 
 
 class Observed:
-    """The base of what carries out calls that can be observed."""
+    """The base of what carries out calls that can be observed; `observers` are told of each."""
 
     observers: tuple[Observer, ...] = ()
 

@@ -53,7 +53,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Post:
-    """Begin to send `span` to rank `peer`, or to receive from it into `span`.
+    """Begin a message (`kind`): send `span` to rank `peer`, or receive from it into `span`.
 
     `number` counts the messages with that peer in that direction; `step` and `tick` are when the
     schedule has the message.

@@ -100,7 +100,7 @@ class Message:
 
     @property
     def step(self) -> int:
-        """The smallest step of its pieces."""
+        """The smallest step, in the schedule, of its pieces."""
         return min(p.step for p in self.pieces)
 
 

@@ -64,7 +64,10 @@ _own_nonces: list[str] = []
 
 
 def is_own_nonce(line: bytes) -> bool:
-    """Return whether `line`, read from a connection, is a nonce that this process has published."""
+    """Return whether `line`, read from a connection, is a random word published by this process.
+
+    Only processes that can read the store know it.
+    """
     return any(secrets.compare_digest(line, nonce.encode()) for nonce in _own_nonces)
 
 

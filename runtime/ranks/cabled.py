@@ -36,7 +36,8 @@ class LaunchNetwork(Protocol):
     def join(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
         """Find out how the hosts are joined, and set the cabling if groups need one.
 
-        Collective over all ranks of the launch, once; later calls return at once.
+        Collective over all `ranks` ranks of the launch, which meet in `store`, once; later calls
+        return at once.
         """
 
     def init_gloo(self, rank: int, ranks: int, timeout: timedelta) -> None:

@@ -49,13 +49,12 @@ class Stuck:
     """A rank's report of where it was when it could not go on. Ranks are numbers in the group.
 
     `kind` is "send", "receive" or "stock": it was at the call's `number`-th message to or from
-    `peer`, or in a stock collective, whose peer is NOBODY, since the backend does not report which
-    one it waits for. `step` is the schedule's.
+    `peer`, or in a stock collective (the backend's own), whose peer is NOBODY, since the backend
+    does not report which one it waits for. `step` is the schedule's.
 
     `timed_out` says whether its own deadline had passed, `reason` is the error's first line. `call`
     describes its call, `calls` is the call's number in the group (`is_part`: of which this is only
-    a part), and `posted` counts the messages it had posted in the call, by kind and peer
-    ("send 3").
+    a part), and `posted` counts the messages it had begun in the call, by kind and peer ("send 3").
 
     `ended` are ranks whose processes have ended without a report, `unreached` those that this rank
     tried for some time to connect to (None: not known yet). `cables` are those of its host: the
@@ -125,7 +124,7 @@ class Call:
     _routes: PairRoutes | None = None
 
     def find_route(self, src: int, dst: int) -> Route | None:
-        """Return the ids of the devices between two ranks, theirs included.
+        """Return the ids of the devices on the route between two ranks, theirs included.
 
         Ranks are the topology's. None if there is no topology or it lacks one of the ranks.
         """
@@ -140,10 +139,11 @@ class CulpritFinder(Protocol):
     """What an extra adds to find who is to blame when a call or a set-up cannot go on."""
 
     def begin_search(self, faults: "Faults", call: Call, own: Stuck) -> Callable[[], str]:
-        """Report where this rank is stuck (`own`); return a function that returns who is to blame.
+        """Report where this rank is stuck in `call` (`own`); return a function to find the culprit.
 
-        That waits for the reports of others, for at most `faults.grace_s`. This rank closes its
-        connections in between, so that peers which notice that find its report.
+        It returns a text on who is to blame, after the reports of others or at most
+        `faults.grace_s` seconds. This rank closes its connections in between, so that peers which
+        notice find its report.
         """
 
     def explain_set_up(
@@ -227,9 +227,11 @@ class Faults:
         return Call(what, number, deadline, topology or self.topology)
 
     def admit(self, number: int | None = None) -> tuple[int, float]:
-        """Return the number and deadline (time.monotonic) of a new call; raises like `begin`.
+        """Return the number and deadline (time.monotonic) of a new call.
 
-        Small calls make a Call of these only if they fail, which saves time.
+        `number` is from `draw_number` (None: the next one). Small calls make a Call of these only
+        if they fail, which saves time. Raise ExecutionError if an earlier call failed, or the group
+        is closed.
         """
         if self.broken is not None:
             raise ExecutionError(

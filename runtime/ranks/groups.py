@@ -24,7 +24,7 @@ OLDEST = (2, 9)
 
 
 def is_torch_at_least(major: int, minor: int) -> bool:
-    """Return whether the imported torch is this version or a newer one.
+    """Return whether the imported torch has the version `major`.`minor` or a newer one.
 
     True if its version is not a number.
     """
@@ -68,8 +68,7 @@ def device_of(group: dist.ProcessGroup | None) -> torch.device:
 def make_private_group(
     group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """Make a plain group (gloo or NCCL) over the ranks of `group` (None: all), for one
-    communicator.
+    """Make a plain group (gloo or NCCL) over the ranks of `group` (None: all), for own use.
 
     `timeout` limits its calls. Collective over the default group, like new_group; with a
     GroupMaker, over the maker's ranks. Raise InputError on ranks outside the group.
@@ -244,7 +243,7 @@ def _transport(group: dist.ProcessGroup | None) -> str:
 
 
 class Gloo(dist.ProcessGroupGloo):
-    """gloo's backend, which says when torch sets its timeout (`_set_pg_timeout`)."""
+    """gloo's backend, which calls `on_timeout` when torch sets its timeout."""
 
     on_timeout: Callable[[timedelta], object] | None = None
 

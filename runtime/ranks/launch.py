@@ -53,7 +53,10 @@ def is_rank() -> bool:
 
 
 def announce_ready() -> None:
-    """Let topo-emulate, if it started this rank, know that the rank is ready for calls."""
+    """Tell topo-emulate, if it started this rank, that the rank is ready for calls.
+
+    It emulates a machine, and is told by a file.
+    """
     if READY in os.environ:
         with suppress(OSError):  # another program's variable: it does not wait for this
             (Path(os.environ[READY]) / f"{os.environ.get('RANK')}{_SUFFIX}").touch()
@@ -166,7 +169,10 @@ def _without_main_module() -> Iterator[None]:
 
 @contextmanager
 def end_on_signals() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM and SIGHUP, so that child processes are ended too."""
+    """Raise SystemExit on SIGTERM and SIGHUP while the context lasts.
+
+    So child processes are ended, too.
+    """
 
     def end(number: int, frame: object) -> None:
         _SIGNALS.append(number)

@@ -41,11 +41,12 @@ MakePlayer = Callable[[list[Operation], dict[str, torch.Tensor]], Player]
 
 
 class Links:
-    """gloo's connections between ranks on CPUs, as a group of torch has them; the other kinds'
-    base.
+    """gloo's connections between ranks on CPUs, and the base of other kinds of links.
 
-    `carrier` names in machines' descriptions what carries messages instead of the group's own
-    backend; `costs` are then those of the host if nothing was measured.
+    `group` is the torch group that has them, `device` that of tensors; `faults` finds the rank to
+    blame for a failure. `name` is for messages. `carrier` names in machines' descriptions what
+    carries messages instead of the group's own backend; `costs` are then those of the host if
+    nothing was measured.
     """
 
     name: ClassVar[str] = "gloo"
@@ -69,7 +70,7 @@ class Links:
 
     @property
     def backend(self) -> Any:
-        """What posts messages in the order of a program (players/in_order.py)."""
+        """What sends and receives a program's messages in the program's own order."""
         # gloo's backend itself: posting through the group costs 5 us more.
         return self.group._get_backend(torch.device("cpu"))
 
@@ -142,7 +143,8 @@ class Links:
     def meet(self, timeout_s: float) -> None:
         """Wait for all ranks at a barrier, with as little skew as there can be.
 
-        Raise RuntimeError if a rank does not come.
+        Raise RuntimeError if a rank does not come (within `timeout_s`, where links keep their own
+        limit).
         """
         options = BarrierOptions()
         if self.device.type == "cuda":  # else NCCL guesses the device
@@ -240,14 +242,14 @@ class NamedLinks(Links, ABC):
 
 
 def find_kind(transport: str) -> type[Links]:
-    """Return the kind of links that a transport's name stands for on ranks with CPUs.
+    """Return the class of links for a transport's name, for ranks on CPUs: gloo's for "auto".
 
-    Raise InputError if there is none.
+    Raise InputError if nothing that is installed has the name.
     """
     return Links if transport == AUTO else find_named(transport)
 
 
 def find_named(name: str) -> type[NamedLinks]:
-    """Return the links of a name that an extra adds; raise InputError if there are none."""
+    """Return the class of links that an extra adds under a name; raise InputError without one."""
     kind: type[NamedLinks] = Names(LINKS).find(name)
     return kind

@@ -105,7 +105,8 @@ def describe_machine(
 def find_own_cores() -> tuple[str, frozenset[int]]:
     """Return the name of this rank's host, and the numbers of the cores it may use there.
 
-    The hosts of an emulated machine share this host's cores, so they count as one.
+    The hosts of an emulated machine, which is made of network namespaces, share this host's cores,
+    so they count as one.
     """
     cores = (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

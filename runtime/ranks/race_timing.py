@@ -153,8 +153,9 @@ class RaceTimer:
 def is_open(times_s: Sequence[Sequence[float]]) -> bool:
     """Return whether the spread of times leaves it uncertain which call is the fastest.
 
-    `times_s` has for each call the seconds of at least two runs. It is uncertain if a median is not
-    _SIGMAS standard errors above the smallest, and these errors are not small themselves.
+    `times_s` has for each call the seconds of at least two runs. It is certain if every other
+    median is _SIGMAS standard errors above the smallest one, or if these errors are small
+    themselves.
     """
     medians = [statistics.median(times) for times in times_s]
     quartiles = [statistics.quantiles(times, n=4, method="inclusive") for times in times_s]

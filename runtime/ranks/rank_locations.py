@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class ProcessLocation:
     """The location of a rank: its host, its number there (LOCAL_RANK), and its GPU, if any.
 
-    The GPU is given by its UUID and its PCI address; `cuda` says whether there is one.
+    The GPU is given by its `uuid` and its PCI address `bus_id`; `cuda` says whether there is one.
     """
 
     host: str
@@ -40,7 +40,7 @@ class ProcessLocation:
 
 
 def init_gloo(rank: int, ranks: int, timeout: timedelta) -> None:
-    """Make the default group over gloo. Collective."""
+    """Make torch's default group over gloo, of `ranks` ranks; this is `rank`. Collective."""
     dist.init_process_group(
         "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=timeout
     )

@@ -30,7 +30,7 @@ KEPT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def put(store: Store, key: str, value: Any) -> None:
-    """Write a JSON value of any length to the store, for other ranks to `take`."""
+    """Write a JSON value of any length to the store under `key`, for other ranks to `take`."""
     data = zlib.compress(json.dumps(value).encode(), 1)
     parts = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
     for number, part in enumerate(parts):
@@ -111,7 +111,7 @@ def _poll(
 
 
 class StoreClient:
-    """This process's own connection to a store, for requests that do not wait.
+    """This process's own connection to the store `original`, for requests that do not wait.
 
     All groups of the process with that store share it.
     """

@@ -33,8 +33,9 @@ class Transport:
     GroupMaker, over the maker's ranks. `timeout` is the deadline of a call. Plans and stock
     collectives run over `links`, those of the name `over` (None: by TOPOPLAN_TRANSPORT) or, with
     "auto", the group's own; the group is then only used for agreements. `labels` are the ranks'
-    numbers in plans and in errors, ascending (default: those in the group). Raise InputError on
-    ranks outside the group, and if the links are missing or cannot reach the device's memory.
+    numbers in plans and in errors, ascending (default: those in the group); `addresses` are where
+    they receive reports of failures (None: read from the store). Raise InputError on ranks outside
+    the group, and if the links are missing or cannot reach the device's memory.
     """
 
     def __init__(

@@ -156,7 +156,7 @@ class WholeCalls(Runner):
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return its candidate, or none for sizes above `most_bytes`."""
+        """Return its candidate, or none for sizes above `most_bytes`, whatever else is tried."""
         is_worth = self.most_bytes is None or size_bytes <= self.most_bytes
         return self._candidates if is_worth else []
 

@@ -45,7 +45,7 @@ _MAX_COMPILED, _MAX_OBJECTS = 64, 1 << 17
 
 
 class ProgramRunner(Runner):
-    """Plays this rank's programs over `transport`; all its ranks make the same calls in one order.
+    """A runner that runs compiled programs over `transport`; ranks must make calls in one order.
 
     `topology` names the links in errors, `codec` encodes messages.
     """
@@ -62,7 +62,7 @@ class ProgramRunner(Runner):
 
     @abstractmethod
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """Return the program of a candidate for buffers of one kind."""
+        """Return a candidate's program, compiled for buffers of this size, dtype and device."""
 
     def observe(self, observer: Observer) -> None:
         """Report the calls made from now on to an observer, too."""
@@ -126,7 +126,11 @@ class ProgramRunner(Runner):
     def make_play(
         self, candidate: Candidate, buffers: Buffers, compiled: Compiled, binding: Binding
     ) -> Play:
-        """Return a function that plays a program in place on the target that it is bound to."""
+        """Return a function that runs a compiled program in place on the buffers' target.
+
+        `binding` has the program bound to that memory. The function takes the call's number (None:
+        the next one).
+        """
         # Weak: a program that makes room for others is freed, however many calls have used it.
         play = partial(
             self._play_again, candidate, buffers, weakref.ref(compiled), weakref.ref(binding)
@@ -192,7 +196,7 @@ class ProgramRunner(Runner):
             del self._compiled[key]
 
     def compile(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """Return the program of a candidate for buffers, which is cached."""
+        """Return a candidate's program for buffers, from the cache if it is there."""
         like, feedback = buffers.target, buffers.residual is not None
         key = candidate, buffers.numel, like.dtype, like.device, buffers.op, feedback
         compiled = self._compiled.pop(key, None)
@@ -253,9 +257,10 @@ class ProgramRunner(Runner):
     def blame(
         self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError
     ) -> ExecutionError:
-        """Return the error to raise after a player has failed; it names the rank at fault.
+        """Return the error to raise after the player of `compiled` has raised `interrupted`.
 
-        `number` is the call's in its group, `deadline` its limit (time.monotonic).
+        It names the rank at fault. `number` is the call's in its group, `deadline` its limit
+        (time.monotonic).
         """
         post = interrupted.post
         return self.faults.stuck(

@@ -172,7 +172,7 @@ class Bound:
 
     @classmethod
     def from_fields(cls, fields: BoundFields | SinglePathBoundFields) -> Bound:
-        """Return the bound that a file declares."""
+        """Return the bound that a file's parsed fields declare; it is not checked."""
         certificate = certificate_from_fields(fields.certificate)
         return cls(fields.s_per_GB, fields.kind, certificate, fields.cut_short is True)
 
@@ -189,7 +189,10 @@ class Bounds:
 
 
 def certificate_from_fields(fields: CertificateFields) -> dict[str, Any]:
-    """Return the certificate that a file declares, as `Bound` has it."""
+    """Return the certificate of a bound that a file declares: `inside`, or `prices` and `joined`.
+
+    Prices are rows (source, destination, text of a fraction).
+    """
     certificate: dict[str, Any] = {}
     if fields.inside is not UNSET:
         certificate["inside"] = fields.inside
@@ -249,9 +252,10 @@ def proved_s_per_GB(
     topology: Topology,
     router: Router | None = None,
 ) -> Fraction:
-    """Return the lower bound, in seconds per GB of buffer, that a certificate proves.
+    """Return the lower bound, in seconds per GB of buffer, that a certificate of a kind proves.
 
-    Raise VerificationError if it proves none.
+    With a `router`, it is for schedules on its routes alone. Raise VerificationError if it proves
+    none.
     """
     if kind.startswith(SINGLE_PATH) and router is None:
         raise VerificationError(

@@ -82,8 +82,8 @@ def route_distances(prices: WholePrices, router: Router) -> Distances:
 def relayed_distances(distance: Distances, topology: Topology) -> Distances:
     """Return the least price between GPUs if other GPUs may relay (Floyd-Warshall algorithm).
 
-    `distance` has the prices without relays, as `route_distances` returns them; the result is of
-    the same form.
+    `distance` has the prices without relays, by the ids of source and target; the result is of the
+    same form.
     """
     gpus = topology.ranks
     matrix, far = matrix_of(distance, topology)
@@ -108,10 +108,10 @@ def matrix_of(distance: Distances, topology: Topology) -> tuple[NDArray[Any], in
 
 
 def route_tree_price(distance: Distances, topology: Topology) -> int:
-    """Return the price of a minimum spanning tree of the GPUs over priced pairs, in `distance`.
+    """Return the price of a minimum spanning tree of the GPUs over priced pairs.
 
-    `distance` is as `route_distances` returns it; a pair costs as much as its cheaper direction.
-    Raise VerificationError if no tree spans all GPUs.
+    `distance` has the prices of pairs, by the ids of source and target; a pair costs as much as its
+    cheaper direction. Raise VerificationError if no tree spans all GPUs.
     """
     edges = ((price, u, v) for u, row in distance.items() for v, price in row.items())
     return _sum_spanning_tree(edges, topology)

@@ -47,10 +47,11 @@ def find_bounds(
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bounds:
-    """Return the multipath and the single-path bound.
+    """Return the multipath and the single-path bound of a collective on the router's topology.
 
-    Each may use half of the allowed work and time. All GPUs that are no members are helpers. Raise
-    InfeasibleError if the topology does not connect the members.
+    Each may use half of the allowed work and time. All GPUs that are no members are helpers.
+    `progress` is called with lines of text. Raise InfeasibleError if the topology does not connect
+    the members.
     """
     effort = effort if effort is not None else Effort()
     if isinstance(collective, Demands):

@@ -1,4 +1,7 @@
-"""Sets of channels, the schedules built from them, and the rate that each set reaches."""
+"""Sets of channels, the schedules built from them, and the rate that each set reaches.
+
+A channel is an order of all ranks, as a ring or a chain, with its part of the buffer.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,6 +5,8 @@ together they carry most without overloading a link. Its duals price the links, 
 orders under these prices become the next columns, until no order costs less than it gains. Prices
 also prove a bound: no set of orders carries more than the priced capacity divided by the lowest
 price of an order.
+
+Rates are algbw, the size of the collective's buffer by time.
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ class Orders:
         return np.array([float(c) for c in self.capacity])
 
     def uses(self, shape: str, order: Order) -> Counter[int]:
-        """Return how much an order loads each row, by row number; see the class for the unit."""
+        """Return how much an order loads each row (link), by row number.
+
+        1 GB of the collective's buffer loads the link with this number / `ranks` GB.
+        """
         crossed = Counter(row for hop in hops(shape, order) for row in self.rows(*hop))
         return Counter({row: times * self.times[shape] for row, times in crossed.items()})
 

@@ -9,6 +9,9 @@ K channels of a given rate cross each link an integer number of times. A linear 
 integer capacities bounds the rate; CP-SAT then looks for the channels: as counts of all orders for
 so few ranks that these can be listed; else as K circuits at once where these are few, and as counts
 of known orders.
+
+A channel is an order of all ranks, as a ring or a chain; equal channels carry equal parts of the
+buffer.
 """
 
 from bisect import bisect_left

@@ -109,7 +109,10 @@ class _CostOfTicks(Cost):
 
 
 def affine_s(cost: Cost, size_bytes: int) -> float:
-    """Return the affine time in seconds for a buffer of `size_bytes`, by which plans are chosen."""
+    """Return the affine time in seconds of a cost for a buffer of `size_bytes`.
+
+    Plans are chosen by it.
+    """
     return float(cost.alpha_us) * 1e-6 + float(cost.beta_s_per_GB) * size_bytes * 1e-9
 
 

@@ -145,7 +145,8 @@ def stream_loads(
 ) -> dict[DirectedLink, Fraction]:
     """Return the share of the buffer that each used link carries for the transfers of one step.
 
-    Unlike a plain sum over transfers, it counts a stream once where a switch copies or adds.
+    `chunks` are the schedule's. Unlike a plain sum over transfers, it counts a stream once where a
+    switch copies or adds.
     """
     switches = [d for d in topology.devices if d.kind != "gpu"]
     joining = {

@@ -72,9 +72,9 @@ _LEVEL_NEAR = Fraction(1, 100)
 
 @dataclass(frozen=True)
 class CandidateForest:
-    """A forest, the algbw in GB/s that its exact loads allow, and the method that found it.
+    """A forest, the rate that its exact loads allow, and the method that found it.
 
-    `how` names the method for the user, such as "one tree".
+    `rate_GBps` is algbw, buffer size by time. `how` names the method for users, such as "one tree".
     """
 
     forest: Forest
@@ -111,7 +111,8 @@ class ForestBuilder:
         """Add a forest of the given trees, with the shares that load links least.
 
         Shares are even if these reach the bound, or if `even` is set. Equal trees are merged, and
-        trees without a share are left out. `how` names the method; `images` are as in Forest.
+        trees without a share are left out. `how` names the method; with `images`, symmetries of the
+        machine, each tree stands for its image under every one.
         """
         # A tree that is listed twice carries twice an even share.
         times = Counter(trees)
@@ -391,7 +392,7 @@ class ForestBuilder:
     def add_broadcast_trees(self, root: int) -> None:
         """Add out-trees from rank `root`, for machines too large for column generation.
 
-        They are one set per rail if the machine has boxes (see `add_rail_trees`), and trees of
+        They are one set per rail (the i-th GPU of every box) if the machine has boxes, and trees of
         equal share if its links are direct.
         """
         boxes, graph = self.survey.boxes, self.survey.graph

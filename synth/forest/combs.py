@@ -3,6 +3,8 @@
 For meshes and other graphs whose ranks have several digits such that each link changes one of them.
 All combs together, with the line across at every place in turn, load the links of a mesh nearly
 equally, as well as any trees can.
+
+A grid is a network of GPUs whose rank numbers have several digits, of which a link changes one.
 """
 
 from collections.abc import Iterator, Sequence

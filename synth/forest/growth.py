@@ -3,6 +3,9 @@
 A device inside the tree, or reached from it, keeps its links in a heap, and only the cheapest that
 leads on is offered. So where a rising price makes all offers of a switch stale, one is renewed and
 not one for each of its thousands of GPUs.
+
+The tree begins at a root and reaches GPUs over links and switches; an offer is the price of
+reaching the next device.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,9 +24,10 @@ _CLOSE = 1 + 1e-9
 class Growth:
     """A tree that grows from the GPU `start` until it has all GPUs within reach.
 
-    `around` lists the links out of each device that may be used, `prices` is what they cost (it
-    changes while the tree grows), `hop` the price of a hop between a GPU and the root, and `limit`
-    the most hops. `depth` has the GPUs inside the tree, by device.
+    GPUs and devices are numbers in `links`. `around` lists the links out of each device that may be
+    used, `prices` is what they cost (it changes while the tree grows), `hop` the price of a hop
+    between a GPU and the root, and `limit` the most hops. `depth` has the GPUs inside the tree, by
+    device.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Growth:
             self._open(device)
 
     def raise_limit(self, limit: int) -> None:
-        """Let the tree get as deep as `limit`."""
+        """Allow the tree to get as deep as `limit` hops."""
         self.limit = limit
         for device in self.depth:
             self._open(device)

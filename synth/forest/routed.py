@@ -29,7 +29,7 @@ _CARRIES = 1e-9
 
 
 class RoutedPairs(PairGraph):
-    """A PairGraph whose trees may only use the hardware's route from one GPU to another."""
+    """Pairs of devices for undirected trees whose edges are the router's routes alone."""
 
     def __init__(self, router: Router) -> None:
         super().__init__(router.topology)

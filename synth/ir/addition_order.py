@@ -40,7 +40,7 @@ END = -1
 
 
 def is_uniform(schedule: Schedule) -> bool:
-    """Return whether all receivers of a chunk end with the same expression.
+    """Return whether all receivers of a chunk end with the same expression, so the same bits.
 
     The order of the two operands of an addition does not matter.
     """
@@ -63,8 +63,8 @@ class Expressions:
     def number(self, a: int, b: int) -> int:
         """Return the number of the expression with operands `a` and `b`, adding it if it is new.
 
-        They are two numbers of expressions, or as `operands` has them for inputs and rounded
-        values.
+        For a sum they are numbers of expressions; for an input (rank, INPUT), for a rounded value
+        (value, ROUNDED).
         """
         number = self._numbers.setdefault((a, b), len(self.operands))
         if number == len(self.operands):

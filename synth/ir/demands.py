@@ -238,5 +238,8 @@ def _check_piece(piece: Demand, number: int, gpus: int, where: str) -> Demand:
 
 
 def refuse(where: str, why: str) -> InputError:
-    """Return the error for demands that make no sense."""
+    """Return the InputError for demands that cannot be met.
+
+    `where` names their file, `why` is the reason.
+    """
     return InputError(f"{where}: {why}", parameter="demands")

@@ -95,14 +95,14 @@ class ScheduleFields(Struct, forbid_unknown_fields=True):
 class Schedule:
     """A collective, its chunks, and the transfers that carry it out, step by step.
 
-    See also `build_schedule`. All transfers of a step read the values that their sources held when
-    the step began. With `segments` = m > 1 each chunk is cut into m equal parts that follow each
-    other through the steps, part j doing step s at tick s + j (a pipeline), or, `stepwise`, at tick
-    s m + j. `step_s_per_GB[s]` is how long step s may last, in seconds per GB (1e9 bytes) of
-    buffer: in that time no link carries more than its bandwidth allows. `trees` is the number of
-    trees of a tree schedule, else None; `depth` is the number of hops from the root of the deepest
-    tree. `transfers` accepts any sequence of Transfer. `helpers` are ranks, ascending, that relay
-    or add without being members.
+    All transfers of a step read the values that their sources held when the step began. With
+    `segments` = m > 1 each chunk is cut into m equal parts that follow each other through the
+    steps, part j doing step s at tick s + j (a pipeline), or, `stepwise`, at tick s m + j.
+    `step_s_per_GB[s]` is how long step s may last, in seconds per GB (1e9 bytes) of buffer: in that
+    time no link carries more than its bandwidth allows. `trees` is the number of trees of a tree
+    schedule, else None; `depth` is the number of hops from the root of the deepest tree.
+    `transfers` accepts any sequence of Transfer. `helpers` are ranks, ascending, that relay or add
+    without being members. `build_schedule` makes one of sends.
     """
 
     collective: Collective
@@ -319,10 +319,10 @@ def _read_transfers(fields: ScheduleFields, where: str) -> tuple[tuple[Chunk, ..
 
 
 def renumber(schedule: Schedule, collective: Collective, ranks: Sequence[int]) -> Schedule:
-    """Return a schedule made for the machine of the GPUs `ranks` alone, on the whole machine.
+    """Return a schedule made for the GPUs `ranks` alone, numbered as on the whole machine.
 
-    `collective` is the same collective there (see `Collective.among`). Rank i of the schedule
-    becomes `ranks[i]`; those that are no members become helpers.
+    `collective` is the schedule's collective on the whole machine. Rank i of the schedule becomes
+    `ranks[i]`; those that are no members become helpers.
     """
     number, t = np.array(ranks), schedule.transfers
     moved = Transfers(t.step, number[t.src], number[t.dst], t.chunk, t.op, t.route, t.routes)

@@ -25,10 +25,10 @@ _MAX_KEY = 2**63 - 1
 
 @dataclass(frozen=True, order=True)
 class Transfer:
-    """One chunk sent from rank `src` to rank `dst` in `step`.
+    """One chunk, by its number in the schedule, sent from rank `src` to rank `dst` in `step`.
 
-    The receiver overwrites its value (copy) or adds to it (reduce). `route` lists the devices
-    between the two (switches, sockets, NICs); it is empty for a direct link.
+    By `op` the receiver overwrites its value (copy) or adds to it (reduce). `route` lists the
+    devices between the two (switches, sockets, NICs); it is empty for a direct link.
     """
 
     step: int

@@ -63,7 +63,7 @@ class LinkArrays:
         return out
 
     def find_devices(self, names: Iterable[str]) -> Ints:
-        """Return the numbers of devices, given by id."""
+        """Return the numbers of the devices with the ids `names`."""
         return np.array([self.index[name] for name in names], dtype=np.int64)
 
     def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
@@ -115,10 +115,7 @@ class LinkRows(LinkArrays):
         self.row_capacity: Floats = np.bincount(self.row, weights=self.capacity).astype(np.float64)
 
     def exact_capacity(self) -> list[Fraction]:
-        """Return the total bandwidth of each row in GB/s, as fractions.
-
-        For floats see `row_capacity`.
-        """
+        """Return the total bandwidth of each row in GB/s, as fractions."""
         out = [Fraction(0)] * len(self.row_capacity)
         for row, capacity in zip(self.row.tolist(), self.exact, strict=True):
             out[row] += capacity

@@ -31,7 +31,7 @@ class Tree:
 
 
 class PairGraph(LinkArrays):
-    """Pairs of devices with a link in each direction.
+    """Pairs of devices with a link in each direction; a pair counts as one undirected link.
 
     Pairs lead from the lower device number to the higher. Prices and capacities are arrays over
     `links`; the capacity is the bandwidth in GB/s of the narrower direction.

@@ -102,7 +102,7 @@ class Metric:
 
 
 class OwnRoutes(LinkArrays):
-    """The hardware's routes, as a sparse matrix.
+    """The hardware's routes by a router, one per pair of ranks, as a sparse matrix.
 
     Row u n + v of `crossed` counts the links from rank u to rank v, of n ranks. `exists[u, v]`
     tells whether there is such a route.

@@ -175,10 +175,11 @@ def shifts(topology: Topology) -> list[Ints]:
 
 
 def group(turns: list[Ints], count: int) -> Ints | None:
-    """Return at most `count` products of the turns (see `shifts`), the identity first.
+    """Return at most `count` products of the turns, the identity first.
 
-    A row holds the number of each device's image. If there are more, subgroups of the turns are
-    used, reducing the last digits first. None if only the identity is left.
+    Turns are powers of symmetries, as `shifts` returns them. A row of the result holds the number
+    of each device's image. If there are more, subgroups of the turns are used, reducing the last
+    digits first. None if only the identity is left.
     """
     sizes = [len(t) for t in turns]
     while int(np.prod(sizes)) > count:

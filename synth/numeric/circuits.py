@@ -111,9 +111,10 @@ def cheapest_circuits(price: Floats, count: int, effort: Effort) -> list[tuple[f
 def search_circuit(price: Floats, effort: Effort, search: str) -> tuple[Circuit | None, bool]:
     """Return a cheap circuit, by CP-SAT, and whether it is proved to be the cheapest.
 
-    `price` and circuits are as for `cheapest_circuits`. The circuit is None if none was found with
-    that effort, or, with True, if it is proved that none exists. `search` names the search in
-    `effort.cut_short`.
+    `price[u, v]` is the price of the edge u -> v, infinite if missing; a circuit is the order of
+    the other nodes between leaving node 0 and coming back. It is None if none was found with that
+    effort, or, with True, if it is proved that none exists. `search` is the name to record in
+    `effort.cut_short` if the clock stops it.
     """
     edges = np.isfinite(price) & ~np.eye(len(price), dtype=bool)
     if not (edges.any(axis=0).all() and edges.any(axis=1).all()):
@@ -140,7 +141,8 @@ def near_circuits(
 ) -> list[tuple[float, Circuit]]:
     """Return different cheap circuits with their prices, cheapest first.
 
-    `price` and circuits are as for `cheapest_circuits`. They are those in `begun`, and ones that
+    `price[u, v]` is the price of the edge u -> v, infinite if missing; a circuit is the order of
+    the other nodes between leaving node 0 and coming back. They are those in `begun`, and ones that
     grow from `starts` different nodes, each improved until no move helps. None of them has a
     missing edge, so the list may be empty even if circuits exist.
     """

@@ -17,12 +17,12 @@ USUAL_LIMIT_S = 60.0
 
 
 class Effort:
-    """An allowance of work, with a time limit.
+    """An allowance of work, with a time limit, for searches.
 
     `limit_s` is the time limit in seconds, `left_s` the work left in seconds of an idle core, and
-    `ends_at` the end of the time limit on time.monotonic. `cut_short` lists the names of the
-    searches that the clock has stopped; all allowances derived from one share this list, except
-    those of `watch`.
+    `ends_at` the end of the time limit on time.monotonic. A limit above `usual_limit_s` raises the
+    work in proportion. `cut_short` lists the names of the searches that the clock has stopped; all
+    allowances derived from one share this list, except those of `watch`.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Rows:
         return len(self.right) - 1
 
     def extend(self, rows: Ints, columns: Ints, values: Floats, right: Floats) -> None:
-        """Append as many rows as `right` has.
+        """Append as many rows as `right` has items, their right sides.
 
         Entry k of the matrix is `values[k]` in row `rows[k]`, counted from the first new row, and
         column `columns[k]`.
@@ -64,7 +64,8 @@ class Rows:
 class Optimum:
     """The solution `x`, the optimal `value`, and the duals of a linear program.
 
-    A dual is the change of the value per unit of a row's right side.
+    A dual is the change of the value per unit of a row's right side: `at_most_duals` are those of
+    inequalities, `equal_duals` those of equations.
     """
 
     x: Floats

@@ -34,7 +34,8 @@ def count_work(terminals: int, nodes: int) -> float:
 def close(price: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the length of a shortest path between any two nodes, and the node before its end.
 
-    `price` is as for SteinerTrees (Floyd-Warshall algorithm).
+    `price[u, v]` is the price of the edge u -> v; without an edge it must exceed the sum of all
+    others. Both results are matrices (Floyd-Warshall algorithm).
     """
     nodes = np.arange(len(price))
     length, before = price.copy(), np.repeat(nodes[:, None], len(nodes), axis=1)

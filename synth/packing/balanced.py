@@ -3,6 +3,9 @@
 For machines too large for column generation. The parents in the trees are chosen to balance the
 load. On vertex-transitive graphs one tree, balanced over the classes of links, represents all of
 them; the time is then within about 1 % of the cut bound.
+
+A root is a rank whose part of the data a tree spreads; an image is what a symmetry of the machine
+maps a tree to.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,9 @@ the packing is optimal. At first, links of one class (see `PairGraph.classes`) s
 price. Averaging over a machine's symmetries keeps a packing equally good, so this already gives the
 optimal value if classes are orbits, with a handful of rows; and whatever the classes are, any
 prices prove an upper bound.
+
+A packing divides data among trees (the columns of a linear program) so that links (its rows) have
+room; an image is what a symmetry maps a tree to.
 """
 
 from __future__ import annotations
@@ -157,9 +160,10 @@ def exact_prices(
 def grow_low_tree(
     metric: Metric, root: int, hop_price: float = 0.0, max_depth: int | None = None
 ) -> Tree | None:
-    """Return a shallow tree grown from rank `root`, as undirected routes; see `Metric.grow_tree`.
+    """Return a cheap and shallow tree grown from rank `root`, as undirected routes.
 
-    None if there is no tree within `max_depth`.
+    Each hop between a GPU and the root costs `hop_price` mean distances on top of its price. None
+    if some GPU cannot be reached within `max_depth` hops.
     """
     parents = metric.grow_tree(root, hop_price, max_depth)
     if parents is None:
@@ -169,7 +173,7 @@ def grow_low_tree(
 
 
 class LowTreePacking(TreePacking):
-    """Column generation among shallow trees only.
+    """Column generation among trees of at most `max_depth` hops (None: any) in `graph`.
 
     The trees are grown by a heuristic, so the rate that they reach proves nothing.
     """

@@ -46,12 +46,12 @@ _PATH_S, _MOVE_S, _ENTRY_S = 2e-7, 2e-4, 1e-9
 
 
 class LevelPaths(LinkArrays):
-    """One path for each pair of ranks, for alltoall.
+    """One path for each pair of ranks, for alltoall, on shortest routes or along given trees.
 
-    For the path from rank s to rank t, row s * ranks + t of `stops` has the device numbers from t
-    back to s, then -1; the same row of `used` has the numbers of the links. `load[l]` is the number
-    of pairs whose path takes link l of `links`; times are in units of the data of one pair over
-    1 GB/s.
+    `trees` has an out-tree per rank, None for shortest routes. For the path from rank s to rank t,
+    row s * ranks + t of `stops` has the device numbers from t back to s, then -1; the same row of
+    `used` has the numbers of the links. `load[l]` is the number of pairs whose path takes link l of
+    `links`; times are in units of the data of one pair over 1 GB/s.
     """
 
     def __init__(self, topology: Topology, trees: list[RootedTree] | None = None) -> None:

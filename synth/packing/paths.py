@@ -3,6 +3,9 @@
 GPUs on a path relay the piece. This is the concurrent multicommodity flow problem (Shahrokhi,
 Matula 1990), solved by column generation: shortest paths under the links' prices, weighed so that
 the busiest link takes the least time. The dual prices are the certificate of kind "prices".
+
+A column of the linear program is a path, a row is a link, or links that symmetries map to each
+other; an image is what a symmetry maps a path to.
 """
 
 from collections import Counter

@@ -7,6 +7,9 @@ routes (Edmonds 1967); for allreduce it is paired with the cheapest in-tree to t
 shards (allgather) form one group per root, since each root sends the same amount. Reduce and
 reduce-scatter are solved as broadcast and allgather on the reversed topology, and reversed. The
 dual prices, evaluated exactly, are the certificate of kind "tree-prices".
+
+A packing divides data among trees (the columns of a linear program) so that the busiest link (a
+row) takes the least time; an image is what a symmetry maps a tree to.
 """
 
 from collections import Counter
@@ -61,9 +64,10 @@ class _CheapestTrees:
 
 
 class RootedPacking(SharePacking[RootedTree]):
-    """Column generation of trees for broadcast, allgather or allreduce.
+    """Column generation of trees for broadcast, allgather or allreduce on a topology.
 
     `roots` holds one rank for broadcast and all ranks for allgather; `both` selects allreduce.
+    Trees reach `members` (None: all) in at most `max_depth` hops, on `routes` if given.
     """
 
     def __init__(

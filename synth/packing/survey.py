@@ -68,7 +68,10 @@ class Survey:
 
     @cached_property
     def turns(self) -> list[Ints]:
-        """Shifts of the rank order that are symmetries of the machine; see machine/symmetry.py."""
+        """Symmetries of the machine that shift the rank order, as arrays of devices' images.
+
+        Row k of an item holds the number of each device's image after k shifts.
+        """
         return shifts(self.topology)
 
     @cached_property

@@ -123,7 +123,10 @@ def check_time_limit(time_limit_s: float) -> None:
 def warn_if_cut_short(
     collective: Collective, topology: Topology, time_limit_s: float, cut_short: Sequence[str]
 ) -> None:
-    """Log a warning that names the searches that the time limit stopped, if it stopped any."""
+    """Log a warning that names the searches that the time limit (in seconds) stopped, if any.
+
+    `cut_short` are their names; `collective` and `topology` say what was planned.
+    """
     if cut_short:
         log.warning(
             "%s on %s: the time limit of %g s cut the search short (%s); the gap may be loose",
@@ -159,7 +162,11 @@ def find_collective(
     root: int | None,
     group: Iterable[int] | None = None,
 ) -> Collective:
-    """Return the collective over a topology's ranks; raise InputError if it does not fit."""
+    """Return the collective, given by name or as an object, over a topology's ranks.
+
+    `root` and `group` (the ranks that take part, None: all) apply to a name; raise InputError if
+    they contradict an object, or the collective does not fit.
+    """
     if not isinstance(collective, Collective):
         if group is not None:
             return group_on(collective, topology, group, root)

@@ -34,7 +34,11 @@ _LEAST_S = 1.0
 
 @dataclass(frozen=True)
 class FoundPlan:
-    """A plan, the seconds that its search took, and the searches that the time limit stopped."""
+    """A plan that another process made.
+
+    `seconds` is how long its search took; `cut_short` names the searches that the time limit
+    stopped.
+    """
 
     plan: Plan
     seconds: float
@@ -52,10 +56,11 @@ def synthesize_in_process(
 ) -> FoundPlan | None:
     """Return the plan that a process of its own makes, or None if no process can be started.
 
-    If the collective is not over all GPUs, `helpers` may help. The process has no strategies that
-    this process alone has registered. Its start is part of the time limit. Raises like
-    `synthesize`, and TimeLimitError when `is_stopped()` (asked a few times a second) returns True
-    or the process does not end.
+    If the collective is not over all GPUs, `helpers` may help. With `reproducible`, an element's
+    sum has the same bits wherever it is in a buffer. The process has no strategies that this
+    process alone has registered. Its start is part of the time limit. Raises like `synthesize`, and
+    TimeLimitError when `is_stopped()` (asked a few times a second) returns True or the process does
+    not end.
     """
     request = {
         "collective": [collective.name, collective.ranks, collective.root],

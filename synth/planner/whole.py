@@ -1,6 +1,8 @@
 """Synthesis of verified plans for collectives of all GPUs.
 
 It builds candidates, costs them, and selects the best for each size.
+
+Candidates are schedules that strategies return; costed ones come with their predicted cost.
 """
 
 import logging
@@ -62,9 +64,9 @@ class Synthesis:
     """A plan, and how the search for it went.
 
     `seconds` is how long the search took. `declined` has the reason of each strategy that gave no
-    schedule, by its name, `candidates` the schedules that the plan was chosen from, `table` the
-    forests that packing tried (see request.Request.table), `cut_short` the searches that the time
-    limit stopped.
+    schedule, by its name, `candidates` the schedules that the plan was chosen from, with their
+    costs, `table` a row of figures for each forest of trees that was tried, `cut_short` the
+    searches that the time limit stopped.
     """
 
     plan: Plan
@@ -239,8 +241,9 @@ def plan_of(
 ) -> Plan:
     """Return the plan that uses, at each size, the candidate with the least predicted time.
 
-    Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are
-    omitted if there are others. The plan has the `sections`, to which all candidates must keep. A
+    Candidates are the schedules in `costed`, verified and each with its cost on the router's
+    topology. Those under which ranks would end with different bits are omitted if there are others.
+    The plan has the `bounds` and the `sections`, further promises that all candidates must keep. A
     bound that the plan reaches is the best one, so a search that was cut short would not have
     lowered it.
     """

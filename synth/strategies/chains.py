@@ -6,6 +6,10 @@ The strategy offers these chains, pipelined, and fewer chains of equal shares. I
 not proved to be the best, rings are tried too, and chains and rings side by side; the fastest
 combination is used. (Side by side they carry more than either on some graphs, on no recorded
 machine so far.) The orders and shares come from synth/channels.
+
+A request is a collective on a topology, with limits and an allowance of work; the planner verifies
+and costs the schedules that `build` returns for it. Segments are parts of a chunk that follow each
+other along a chain.
 """
 
 from collections import Counter

@@ -2,6 +2,9 @@
 
 Collectives that copy or reduce take one step, allreduce two; or one, if every rank sends its whole
 vector to every other (one-shot).
+
+A request is a collective on a topology, with limits and an allowance of work; the planner verifies
+and costs the schedules that `build` returns for it.
 """
 
 from itertools import permutations

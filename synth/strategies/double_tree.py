@@ -2,6 +2,10 @@
 
 It is reduced up and broadcast down its tree. The leaves of one tree are inner nodes of the other
 (Sanders, Speck, Traeff 2009; NCCL 2.4).
+
+A request is a collective on a topology, with limits and an allowance of work; the planner verifies
+and costs the schedules that `build` returns for it. Segments are parts of a chunk that follow each
+other through the steps.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ allreduce (Thakur, Rabenseifner, Gropp 2005); the parts gathered so far in allga
 two. Recursive halving, then doubling, is an allreduce by a reduce-scatter and an allgather of log2
 n steps each (Rabenseifner 2004). In allreduce, ranks beyond the greatest power of two first send
 their vector to a partner, and get the result at the end.
+
+A request is a collective on a topology, with limits and an allowance of work.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,6 +7,9 @@ the fewest ranks have. Links choose in random order, in batches in which no two 
 With one chunk per rank, a rank may have to wait for a step that only some of its links fill: on a
 torus of 144 GPUs with a slow link the last of 21 steps receives 3 chunks over 7 units. So a second
 schedule divides each rank's data into so many chunks that the steps come out even.
+
+A request is a collective on a topology, with limits and an allowance of work; the planner verifies
+and costs the schedules that `build` returns for it.
 """
 
 from collections import Counter, defaultdict

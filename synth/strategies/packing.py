@@ -3,6 +3,10 @@
 Allreduce: in- and out-trees with free root shares. Allgather and reduce-scatter: trees from, or to,
 every rank, of equal shares. Broadcast and reduce: trees of one root. Alltoall, scatter and gather:
 paths that GPUs relay. All are pipelined.
+
+A request is a collective on a topology, with limits and an allowance of work; the planner verifies
+and costs the schedules that `build` returns for it. A segment is a part of each chunk, which are
+sent one after the other.
 """
 
 from collections.abc import Sequence

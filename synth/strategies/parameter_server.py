@@ -2,6 +2,9 @@
 
 This is the scheme of BytePS (OSDI 2020). There is one server, or every rank serves a share of the
 vector; the shares follow from a linear program over the links.
+
+A request is a collective on a topology, with limits and an allowance of work; the planner verifies
+and costs the schedules that `build` returns for it.
 """
 
 from dataclasses import replace

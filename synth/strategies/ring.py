@@ -4,6 +4,9 @@ The cycles do not follow rank order. A cycle of weight w carries w's share of th
 and Horovod's ring). synth/channels/columns.py finds the cycles and their weights. Messages of
 different sizes do not get their shares of a link, so where this costs time, equal cycles are
 offered too.
+
+A request is a collective on a topology, with limits and an allowance of work; the planner verifies
+and costs the schedules that `build` returns for it.
 """
 
 from collections import Counter

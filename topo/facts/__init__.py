@@ -41,7 +41,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts from one or several sources.
+    """Facts from one or several sources, looked up by their subject and key.
 
     If several sources give a value for the same subject and key, the first one counts.
     """
@@ -72,12 +72,12 @@ class Facts:
         return self._by_top.get(top, ())
 
     def get_text(self, subject: str, key: Key[Any]) -> str | None:
-        """Return the value as text, or None if it is unknown or a list."""
+        """Return a fact's value as text, or None if it is unknown or a list."""
         fact = self._known.get((subject, key))
         return None if fact is None or isinstance(fact.value, tuple) else str(fact.value)
 
     def get_number(self, subject: str, key: Key[int]) -> int | None:
-        """Return the value as an integer, or None if it is unknown or not a number."""
+        """Return a fact's value as an integer, or None if it is unknown or not a number."""
         fact = self._known.get((subject, key))
         if fact is None or isinstance(fact.value, tuple):
             return None
@@ -87,24 +87,24 @@ class Facts:
             return None
 
     def get_texts(self, subject: str, key: Key[tuple[str, ...]]) -> tuple[str, ...]:
-        """Return the value as a tuple of texts, empty if it is unknown or not a list."""
+        """Return a fact's value as a tuple of texts, empty if it is unknown or not a list."""
         fact = self._known.get((subject, key))
         return fact.value if fact is not None and isinstance(fact.value, tuple) else ()
 
     def join_texts(self, subject: str, key: Key[Any]) -> str:
-        """Return the value as one text, with lists joined by commas; empty if it is unknown."""
+        """Return a fact's value as one text, lists joined by commas; empty if it is unknown."""
         fact = self._known.get((subject, key))
         if fact is None:
             return ""
         return ", ".join(fact.value) if isinstance(fact.value, tuple) else str(fact.value)
 
     def get_source(self, subject: str, key: Key[Any]) -> str | None:
-        """Return the source of the value, or None if the value is unknown."""
+        """Return the source of a fact's value, or None if the value is unknown."""
         fact = self._known.get((subject, key))
         return None if fact is None else fact.source
 
     def get_reason(self, subject: str, key: Key[Any]) -> str | None:
-        """Return why the value is unknown, or None if it is known or was never queried."""
+        """Return why a fact's value is unknown, or None if it is known or was never queried."""
         return None if (subject, key) in self._known else self._reasons.get((subject, key))
 
     @cached_property

@@ -55,9 +55,9 @@ def qualify(host: str, name: str) -> str:
 
 
 def split_host(name: str) -> tuple[str, str]:
-    """Split a subject or id that `qualify` made into the host and the rest.
+    """Split a subject or device id such as `host0/gpu/3` into the host and the rest.
 
-    The host is empty for any other subject or id.
+    The host is empty for any other text.
     """
     match = _OF_A_HOST.fullmatch(name)
     return (match[1], match[2]) if match else ("", name)

@@ -199,7 +199,8 @@ def dgx_h100(boxes: int = 1) -> Topology:
 def dgx_h100_rails(boxes: int = 1) -> Topology:
     """Return `boxes` NVIDIA DGX H100 servers whose i-th GPUs share a leaf switch, rail i.
 
-    Rates are those of `dgx_h100`; several leaves are joined by spines without oversubscription.
+    Rates are 450 GB/s per GPU inside a box and 50 GB/s per GPU between boxes (NDR InfiniBand);
+    several leaves are joined by spines without oversubscription.
     """
     gpus, board = _make_gpus(8, (0, 1), boxes), get_board("H100")
     source = "DGX H100 datasheet"

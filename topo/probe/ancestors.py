@@ -62,9 +62,10 @@ class AncestorTree:
         return parent if cpu is None else _match_cpu(cpu, cpus).id
 
     def find_cpu(self, gpu: str, cpus: Sequence[Device]) -> Device | None:
-        """Return the CPU in `cpus` that is above a GPU, None if unknown.
+        """Return the CPU in `cpus` that is above a GPU, at any distance; None if unknown.
 
-        It is matched as in `find_parent`, but may be further up.
+        An inferred CPU is replaced by its match in `cpus`: the one of its NUMA node, else of its
+        name, else the first.
         """
         above = self._list_above(gpu)
         return next((_match_cpu(cpu, cpus) for cpu in self.cpus if cpu.id in above[-1:]), None)

@@ -68,9 +68,10 @@ _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", re.IGNORECASE)
 
 
 def read_fact(root: Path, path: Path, subject: str, key: Key[Any]) -> Fact:
-    """Return a file's text, stripped, as a fact; missing if unreadable or empty.
+    """Return a file's text, stripped, as the fact `key` about `subject`.
 
-    `root` is the folder that is `/` on the machine.
+    It is missing, with the reason, if the file is unreadable or empty. `root` is the folder that is
+    `/` on the machine.
     """
     source = show_path(root, path)
     try:

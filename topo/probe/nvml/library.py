@@ -74,7 +74,7 @@ class Nvml:
         )
 
     def read_fields(self, gpu: Gpu, ids: Sequence[tuple[int, int]]) -> list[int | str]:
-        """Return the values of all (field id, scope id) in `ids`, in order, by a single query.
+        """Return a GPU's values of all (field id, scope id) in `ids`, in order, by a single query.
 
         For NVLinks the scope is the link's number. Each value is an integer, or a text with the
         reason why there is none.
@@ -136,7 +136,7 @@ def decode_text(value: Any) -> str:
 
 
 def read_pci_address(info: Any) -> str:
-    """Return the address in an nvmlPciInfo_t, as Linux writes it."""
+    """Return the PCI address in NVML's structure nvmlPciInfo_t, as Linux writes it."""
     return normalize_bus_id(decode_text(info.busId))
 
 
