@@ -207,7 +207,10 @@ class Board:
 
     @property
     def dies(self) -> int:
-        """How many GPUs the driver shows of it: two where the table has the memory of a die."""
+        """How many GPUs the driver shows of a board: 2 if the table states memory a die, else 1.
+
+        K80 and M60 are listed as one of their two GPUs, as the driver names them.
+        """
         return 2 if self.memory_GB.endswith(" a die") else 1
 
     @property

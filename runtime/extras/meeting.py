@@ -33,8 +33,8 @@ from ..ranks.rank_locations import (
 class Meeting:
     """All ranks of the launch in a temporary default group over gloo.
 
-    `rank` is this one of `ranks`; `places` say which host and GPU each is on. `timeout` limits each
-    wait; `doing` says in errors what the ranks do.
+    `rank` is this one of `ranks`; `locations` say which host and GPU each is on. `timeout` limits
+    each wait; `doing` says in errors what the ranks do.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class Meeting:
     doing: str = "meeting"
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's `value` on every rank, any object. Collective."""
+        """Return rank 0's `value` on every rank; it must pickle. Collective."""
         values = [value]
         dist.broadcast_object_list(values, 0)
         return values[0]

@@ -30,7 +30,8 @@ from typing import Final, Literal
 
 from .layout import Move
 
-# The rounding errors of the work buffer's elements, which are in no buffer of the program.
+# Names the errors that rounding left, one for each element of the work buffer. The program has no
+# buffer for them: who feeds errors back keeps them.
 ERRORS: Final = "errors"
 
 
@@ -38,7 +39,7 @@ ERRORS: Final = "errors"
 class Span:
     """`length` elements of one of a rank's buffers, from element `start` on.
 
-    In the buffer "wire" both are bytes.
+    In the buffer "wire" both are bytes. "errors" stands for residuals that the caller keeps.
     """
 
     buffer: Literal["work", "staging", "wire", "errors"]

@@ -200,9 +200,10 @@ class Survey:
     def level_paths(self, enough_s_per_GB: Fraction, effort: Effort) -> LevelPaths | None:
         """Return one path per pair for alltoall, with loads evened out; None: use `paths` instead.
 
-        There is a result if paths of fewest hops on direct links take no longer than
-        `enough_s_per_GB`, or if there are more pairs than column generation can serve, unless
-        symmetries reduce them. Raise InfeasibleError if there are too many pairs for either method.
+        None too where shifts of the ranks are symmetries: `paths` then solves for one source alone.
+        Else there is a result if paths of fewest hops take at most `enough_s_per_GB`, in seconds
+        for a GB of what each rank sends, or if there are too many pairs for column generation.
+        Raise InfeasibleError if there are too many pairs for either method.
         """
         packing, ranks = self._alltoall_packing, len(self.ranks)
         if packing.images is not None:

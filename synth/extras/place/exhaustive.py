@@ -38,7 +38,10 @@ def list_all(search: Search) -> None:
 
 
 def list_orders(search: Search) -> Iterator[Ints]:
-    """Yield all orders of a search's ranks in batches; rank 0 stays on GPU 0 in symmetric jobs."""
+    """Yield all orders of a search's ranks in arrays whose rows have the GPU of each rank.
+
+    In symmetric jobs, which look the same from every rank, only those with rank 0 on GPU 0.
+    """
     n = search.job.ranks
     first = [0] if search.is_symmetric and n > 1 else []
     rows = np.array([[*first, *order] for order in permutations(range(len(first), n))])

@@ -34,7 +34,10 @@ def looks_like(text: str) -> bool:
 
 
 def read(lines: Sequence[str], where: str) -> BenchmarkResults:
-    """Return the measurements, those of trials as their median, and the model of the GPUs."""
+    """Return the measurements, of trials the median, and each rank's GPU model if one is named.
+
+    `where` is the file's name, which all readers are given; this one does not need it.
+    """
     reader, models = _Reader(), set()
     for line in lines:
         reader.take(line)

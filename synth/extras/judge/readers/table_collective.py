@@ -29,11 +29,14 @@ def infer_collective(
 ) -> str | None:
     """Return the collective of a table, "A or B" if nothing decides; None for other tests.
 
+    `halves` are the results of the rows, out of place and in place. `asked` is the collective that
+    the user named, `file` the one in the file's name; they only break ties, such as allgather or
+    alltoall.
+
     The name of the test decides, then the calls that the library logged, else the rows. The ratio
     busbw / algbw is 2(n-1)/n for allreduce, 1 for broadcast and reduce, and (n-1)/n for the others.
-    Where rates are too low or ranks too many for that, the elements of a row decide: they are those
-    of its size, or of one of n parts. `file` is what the name of the file says, which tells like
-    ones apart.
+    Where rates are too low or ranks too many for that, the column `count` decides: it counts the
+    elements of the whole buffer, or those of one of n parts.
     """
     first, named = rows[0], (asked, rows[0].hint, file)
     adds = first.operation not in (None, "none")
