@@ -41,9 +41,9 @@ class RankLostError(ExecutionError):
 class RankStatus:
     """What a rank tells the others in a recovery.
 
-    `ended` is the number of the last call that it has completed. For the rest of the run it has made
-    new gloo connections: `address` has what gloo needs to reach it, by gloo's own keys, `ports` the
-    TCP ports at which it listens. `unreached` are the ranks that it cannot connect to.
+    `ended` is the number of the last call that it has completed. It has made new gloo connections
+    for the calls to come: `address` has what gloo needs to reach it, by gloo's own keys, `ports`
+    the TCP ports at which it listens. `unreached` are the ranks that it cannot connect to.
     """
 
     ended: int
