@@ -133,7 +133,7 @@ def test_what_a_wheel_says_of_itself(distributions: tuple[Path, Path]) -> None:
 
 def test_commands_and_entry_points_are_there() -> None:
     named = re.findall(r'^[\w-]+ = "(topoplan[\w.]*):(\w+)"$', PYPROJECT, re.MULTILINE)
-    assert len(named) == 11
+    assert len(named) == 12
     for module, name in named:
         assert callable(getattr(import_module(module), name)), f"{module}:{name}"
 
