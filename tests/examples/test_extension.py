@@ -48,6 +48,7 @@ def test_it_is_short() -> None:
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) < 150
 
 
+@pytest.mark.skipif(not has_extra("list-extras"), reason="no extra list-extras")
 def test_its_parts_are_listed_and_all_are_used(installed: Path) -> None:
     listed = json.loads(call(installed, "extras", "--json").stdout)["packages"]
     mine = [row for row in listed if row["package"]["name"] == "topoplan-extension"]

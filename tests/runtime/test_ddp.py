@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch import run_on_one_gpu, run_ranks
+from needs import has_extra
 from ranks import ddp, gpu, planless_hook
 
 Plans = Callable[..., str]
@@ -33,6 +34,7 @@ def test_the_hook_on_a_gpu_agrees_with_stock(plans: Plans) -> None:
     run_on_one_gpu(gpu.hook, plans("ring:2"))
 
 
+@pytest.mark.skipif(not has_extra("summaries"), reason="no extra summaries")
 def test_without_a_plan_the_hook_trains_by_what_the_backend_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
