@@ -35,18 +35,25 @@ _Bar = tuple[int, int, str, int, float, float, str]
 
 
 def draw_timeline(
-    title: str, times: Sequence[TransferTime], ranks: int, *, alone: bool = False
+    title: str,
+    times: Sequence[TransferTime],
+    ranks: int,
+    *,
+    alone: bool = False,
+    width: int = _WIDTH,
 ) -> str:
     """Draw the messages that each of the first MAX_ROWS ranks sends, as SVG.
 
-    Copies and sums have different colours. With `alone` it is a complete file.
+    Copies and sums have different colours. With `alone` it is a complete file. It is `width` pixels
+    wide, or more if the names of rows leave too little room.
     """
     rows = min(ranks, MAX_ROWS)
     groups = group_by_key(
         ((time.src, time.dst, time.op, time.tick), time) for time in times if time.src < rows
     )
     bars = [_join_times(key, of, f"to rank {key[1]}, ") for key, of in sorted(groups.items())]
-    return _draw(title, [f"rank {rank}" for rank in range(rows)], bars, _find_end_us(times), alone)
+    names = [f"rank {rank}" for rank in range(rows)]
+    return _draw(title, names, bars, _find_end_us(times), alone, width)
 
 
 def draw_plan_timeline(plan: Plan, size_bytes: int) -> str:
@@ -62,11 +69,17 @@ def draw_plan_timeline(plan: Plan, size_bytes: int) -> str:
 
 
 def draw_links(
-    title: str, times: Sequence[TransferTime], topology: Topology, *, alone: bool = False
+    title: str,
+    times: Sequence[TransferTime],
+    topology: Topology,
+    *,
+    alone: bool = False,
+    width: int = _WIDTH,
 ) -> str:
     """Draw when each of the MAX_ROWS busiest links carries sums and copies.
 
-    The share of the time for which it would be busy at full bandwidth is next to each row.
+    The share of the time for which it would be busy at full bandwidth is next to each row. `width`
+    is in pixels, as for `draw_timeline`.
     """
     crossing = group_by_key(
         (link, time)
@@ -88,20 +101,7 @@ def draw_links(
     )
     bars = [_join_times(key, of, f"{len(of)} at once, ") for key, of in sorted(groups.items())]
     names = [f"{a} > {b}  {busy_us[a, b] / end_us:.0%}" for a, b in busiest]
-    return _draw(title, names, bars, end_us, alone)
-
-
-def draw_spans(title: str, spans: Sequence[tuple[str, float, float, str]]) -> str:
-    """Draw spans of time, each a name, begin and end in microseconds, and a tooltip, as SVG.
-
-    Spans of one name share a row.
-    """
-    names = list(dict.fromkeys(span[0] for span in spans))
-    bars = [
-        (names.index(name), 0, "reduce", 0, begin_us, end_us, tooltip)
-        for name, begin_us, end_us, tooltip in spans
-    ]
-    return _draw(title, names, bars, max(span[2] for span in spans), alone=False, legend=())
+    return _draw(title, names, bars, end_us, alone, width)
 
 
 def _find_end_us(times: Sequence[TransferTime]) -> float:
@@ -114,10 +114,10 @@ def _draw(
     bars: Sequence[_Bar],
     end_us: float,
     alone: bool,
-    legend: Sequence[tuple[str, str]] = _LEGEND,
+    whole_width: int,
 ) -> str:
     left_edge = max(_LEFT, 16 + round(6.4 * max(map(len, names), default=0)))
-    bottom, width = _TOP + len(names) * _ROW, max(_MIN_WIDTH, _WIDTH - left_edge - _RIGHT)
+    bottom, width = _TOP + len(names) * _ROW, max(_MIN_WIDTH, whole_width - left_edge - _RIGHT)
     right = left_edge + width
     lines = start_svg(right + _RIGHT, bottom + _BOTTOM, title, alone=alone)
     for i in range(6):
@@ -126,7 +126,7 @@ def _draw(
             f'<path class="g" d="M{x:.1f} {_TOP - 4}V{bottom}"/>',
             draw_text(x, bottom + 16, show_us(end_us * i / 5), 11, anchor=anchor, look="f"),
         ]
-    for number, (look, text) in enumerate(legend):
+    for number, (look, text) in enumerate(_LEGEND):
         x = left_edge + 160 * number
         lines.append(
             f'<rect class="{look}" x="{x}" y="4" width="22" height="10"/>'
