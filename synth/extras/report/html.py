@@ -26,21 +26,22 @@ section{background:var(--card);border:1px solid var(--line);border-radius:10px;p
 margin:14px 0}
 nav{display:flex;flex-wrap:wrap;gap:4px 14px;margin:10px 0;font-size:14px}a{color:inherit}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch;margin:8px 0;background:
-linear-gradient(to right,var(--card) 40%,transparent) left/44px 100% no-repeat local,
-linear-gradient(to left,var(--card) 40%,transparent) right/44px 100% no-repeat local,
-linear-gradient(to right,var(--shade),transparent) left/16px 100% no-repeat scroll,
-linear-gradient(to left,var(--shade),transparent) right/16px 100% no-repeat scroll}
+linear-gradient(to right,var(--card) 60%,transparent) left/20px 100% no-repeat local,
+linear-gradient(to left,var(--card) 60%,transparent) right/20px 100% no-repeat local,
+linear-gradient(to right,var(--shade),transparent) left/12px 100% no-repeat scroll,
+linear-gradient(to left,var(--shade),transparent) right/12px 100% no-repeat scroll}
 table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
-th,td{padding:3px 12px 3px 0;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line);
+th,td{padding:3px 10px 3px 0;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line);
 vertical-align:top}
-th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}.n{text-align:right}
+th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
+tr>:last-child{padding-right:0}.n{text-align:right}
 figure{margin:10px 0}figure svg{display:block;height:auto}.fit svg{max-width:100%}.wide svg{
 max-width:100%}
 .curve svg,.map svg{max-width:100%}.curve svg{min-width:440px}.map svg{min-width:600px}
 .grid{display:flex;flex-wrap:wrap;gap:8px}.beside>div{min-width:0}
-@media (min-width:1100px){.beside{display:grid;gap:0 32px;align-items:start}
+@media (min-width:1100px){.beside{display:grid;gap:0 26px;align-items:start}
 .even{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}
-.wider{grid-template-columns:minmax(0,1fr) 460px}.columns{columns:2;column-gap:32px}}
+.wider{grid-template-columns:minmax(0,1fr) 474px}.columns{columns:2;column-gap:32px}}
 .beside>div>:first-child{margin-top:0}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:8px;margin:12px 0}
 .facts div{background:var(--tint);border-radius:8px;padding:8px 10px}.facts b{display:block;

@@ -144,7 +144,7 @@ def _write_facts(report: Report) -> str:
     if worth is None:
         return f'<div class="facts">{cells}</div>'
     data = f' data-worth="{quote(json.dumps(worth.to_json()))}"'
-    line = worth.line[0].upper() + worth.line[1:] if worth.ratio is None else worth.line
+    line = f"{worth.line[0].upper()}{worth.line[1:]}."
     return f'<div class="facts"{data}>{cells}</div>\n{make_paragraph(line, soft=True)}'
 
 

@@ -18,7 +18,7 @@ from ...pictures.plan_curves import draw_plan_curves, list_sizes, predict_algbw_
 from ...pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from ...plan import Plan
 from ...sizes import show_size
-from ..explain.explain import SIZES, Explanation
+from ..explain.explain import SIZES, Explanation, Lever
 from ..stock.curve import make_curve
 from ..stock.stock_ring import StockRing
 from .gather import Section
@@ -47,11 +47,11 @@ def write_section(section: Section, topology: Topology, *, with_pictures: bool) 
     parts = bounds
     if section.plan is not None:
         entries = ["<h3>The plan, by size</h3>", list_entries(section.plan)]
-        curves = [_draw_curves(section)]
+        compared, beside = _compare(section, section.plan), [_draw_curves(section)]
         if section.explanation is not None:
-            curves.append(_list_strategies(section.explanation))
-        compared = _compare(section, section.plan)
-        parts = [make_beside([*bounds, *entries, *compared], curves, "wider")]
+            compared.append(_list_strategies(section.explanation))
+            beside.append(_list_levers(section.explanation) if section.explanation.levers else "")
+        parts = [make_beside([*bounds, *entries, *compared], beside, "wider")]
         if with_pictures:
             parts += draw_schedule(section.plan)
     elif section.stock is not None:
@@ -97,9 +97,7 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
         parts += [make_paragraph(f"{line[0].upper()}{line[1:]}.") for line in lines]
     if section.explanation is None:
         return parts
-    bottleneck = make_paragraph(f"The bottleneck: {section.explanation.bottleneck}.")
-    levers = [_list_levers(section.explanation)] if section.explanation.levers else []
-    return [*parts, bottleneck, *levers]
+    return [*parts, make_paragraph(f"The bottleneck: {section.explanation.bottleneck}.")]
 
 
 def _list_levers(explanation: Explanation) -> str:
@@ -110,7 +108,7 @@ def _list_levers(explanation: Explanation) -> str:
             str(x.alike),
             f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",
             "not computed" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
-            "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})",
+            "" if x.together_GBps is None else f"{float(x.together_GBps):.5g}{_count_peers(x)}",
         )
         for x in explanation.levers[:_MAX_LEVERS]
     ]
@@ -123,6 +121,10 @@ def _list_levers(explanation: Explanation) -> str:
         "all alike with 10 % more",
     )
     return make_table(titles, rows, right=range(1, 6))
+
+
+def _count_peers(lever: Lever) -> str:
+    return "" if lever.peers == lever.alike else f" (all {lever.peers})"
 
 
 def list_entries(plan: Plan) -> str:
