@@ -21,13 +21,14 @@ from topoplan.cli.commands import import_command, list_commands
 from topoplan.topo.facts import keys
 
 ROOT = Path(__file__).resolve().parents[1]
-# Where the site has what stands outside docs/: files of the checkout, and pages.
+# Where the site has what stands outside docs/, or has another name there: the README is its home.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "tests/README.md": "tests.md",
-    "README.md": "readme.md",
+    "README.md": "index.md",
+    "docs/index.md": "pages.md",
     "docs/schemas": "files.md",
 }
 FLOORS = ("topo", "synth", "runtime", "cli")
@@ -117,6 +118,9 @@ def on_files(files: Files, config: Any) -> Files:
     for source, target in PAGES.items():
         if not source.endswith(".md"):
             continue
+        replaced = files.get_file_from_path(target)
+        if replaced is not None:
+            files.remove(replaced)
         files.append(
             File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8"))
         )

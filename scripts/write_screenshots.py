@@ -19,6 +19,8 @@ IMAGES = ROOT / "docs" / "images"
 BRIDGED = ROOT.parent / "shared/inputs/nccl_graphs/ncv4-bridged.topology.xml"
 SUBJECTS = {"dgx-a100-2": "dgx-a100:2", "ncv4-bridged": str(BRIDGED), "gb200-nvl72": "gb200-nvl72"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Pixels: the widths of a window on a desk and of a phone.
+_WIDE, _PHONE = 1400, 390
 DARK = "--blink-settings=preferredColorScheme=0"
 
 
@@ -86,9 +88,9 @@ def _write_pictures(name: str, subject: str, folder: Path) -> None:
     plan = re.sub(r"<h1>.*?(?=<section id=\"allreduce\")", "", text, flags=re.DOTALL)
     alone.write_text(plan, encoding="utf-8")
     for page, suffix, options, width, height in (
-        (written, "", (), 1280, 1500),
-        (alone, "-plan", (), 1280, 1560),
-        (written, "-phone", (DARK,), 390, 1400),
+        (written, "", (), _WIDE, 1360),
+        (alone, "-plan", (), _WIDE, 1200),
+        (written, "-phone", (DARK,), _PHONE, 1400),
     ):
         picture = IMAGES / f"report-{name}{suffix}.png"
         shoot(page, picture, *options, limit_s=120, width=width, height=height)

@@ -10,6 +10,8 @@ from .drawing import choose_step, draw_bound, draw_gridline, draw_text, start_sv
 # Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 44, 40
+# Pixels: where a second row of the legend begins, beside the label of the axis.
+_SECOND_ROW = 120
 # Most points of a curve to mark by dots; with more, the line suffices.
 _MAX_DOTS = 16
 
@@ -88,12 +90,15 @@ def _draw_legend(curves: Sequence[Curve], limit: tuple[str, float] | None) -> li
     entries = [(curve.name, curve.look, "4 3" if curve.dashed else "") for curve in curves]
     if limit is not None:
         entries.append((f"{limit[0]}: {limit[1]:.4g}", "bound", "7 4"))
-    lines, x = [], float(_LEFT)
+    lines, x, y = [], float(_LEFT), 14
     for name, look, dash in entries:
+        length = 32 + 7.0 * len(name)
+        if x + length > _WIDTH and y == 14:
+            x, y = float(_SECOND_ROW), 30
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         lines += [
-            f'<path class="{look}" stroke-width="2.4"{dashes} d="M{x:.0f} 14h26"/>',
-            draw_text(x + 32, 18, name, 12),
+            f'<path class="{look}" stroke-width="2.4"{dashes} d="M{x:.0f} {y}h26"/>',
+            draw_text(x + 32, y + 4, name, 12),
         ]
-        x += 32 + 7.0 * len(name) + 16
+        x += length + 16
     return lines

@@ -91,3 +91,11 @@ def choose_step(highest: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest / _LEVELS))
     return next(power * k for k in (1, 2, 5, 10) if power * k * _LEVELS >= highest)
+
+
+def show_us(us: float) -> str:
+    """Format a time in us: 12.3 us, 4.5 ms, 1.2 s."""
+    for limit, factor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
+        if us < limit:
+            return f"{us / factor:.3g} {unit}"
+    return f"{us / 1e6:.3g} s"

@@ -147,7 +147,9 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
         for file in site.rglob("*.html")
     }
     made = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in PAGES}
-    assert made <= set(pages)
+    assert made | {"pages.html"} <= set(pages)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.split("**")[1] in pages["index.html"]
     assert (
         "usage: topo-synth" in pages["commands.html"]
         and "Return the verified plan" in pages["api.html"]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from ....topo.extras.doctor import Examination, Finding
+from ....topo.extras.pictures import svg
 from ....topo.extras.pictures.part import draw_part, read_width
 from ....topo.graph import Topology
 from ....topo.grouping import group_by_key
@@ -22,9 +23,20 @@ from ....topo.printable import quote
 from ....topo.version import VERSION
 from ...describe import CUT_SHORT
 from ...pictures.plan_curves import predict_algbw_GBps
-from ..worth.worth import NEVER_TIMED, Worth, find_worth
+from ..heat_map import MAX_GPUS as MAX_HEAT_MAP
+from ..heat_map import TITLE_HEIGHT, draw_heat_map
+from ..worth.worth import BACKEND, FILE, HOOK, Worth, find_worth
 from .gather import Report
-from .html import make_details, make_figure, make_page, make_paragraph, make_section, make_table
+from .html import (
+    crop_picture,
+    make_beside,
+    make_details,
+    make_figure,
+    make_page,
+    make_paragraph,
+    make_section,
+    make_table,
+)
 from .plans import SHOWN_SIZE, write_section
 from .recoveries import write_recoveries
 
@@ -44,8 +56,12 @@ _MAX_NOTES, _MAX_FINDINGS, _MAX_EVIDENCE, _MAX_DEVICES = 30, 40, 6, 80
 _FITS_A_PHONE = 820
 # The smallest scale of wide pictures.
 _MIN_SCALE = 0.7
+# Wider pictures, in pixels, do not fit beside the tables.
+_FITS_BESIDE = 1150
 # Most GPUs for which cells of the matrix have label and rate in one line.
 _MAX_IN_A_LINE = 8
+# What to use, in a tile's few words.
+_USES = {FILE: "use a graph file", HOOK: "use the hook", BACKEND: "use the backend"}
 # Most bytes of a picture, since pages are also sent by mail.
 _MAX_PICTURE_BYTES = 900_000
 
@@ -97,12 +113,8 @@ def _write_facts(report: Report) -> str:
     number = len(report.machine.ranks)
     facts = [(f"{number:,}", "GPU" if number == 1 else "GPUs")]
     worth = _find_worth(report)
-    if worth is not None and worth.ratio is not None:
-        least = "at least " * worth.is_limit
-        stock = f"{worth.stock_name} by a model{worth.condition} ({NEVER_TIMED})"
-        facts.insert(0, (f"{least}{worth.ratio:.2f}x", f"the plan over {stock}: {worth.verdict}"))
-    elif worth is not None:
-        facts.insert(0, ("not known", f"what the plan gains: {worth.reason}"))
+    if worth is not None:
+        facts.insert(0, _shorten_worth(worth))
     if report.sections:
         first = report.sections[0]
         name = first.collective.name
@@ -129,8 +141,20 @@ def _write_facts(report: Report) -> str:
     cells = "".join(
         f"<div><b>{quote(value)}</b><span>{quote(what)}</span></div>" for value, what in facts
     )
-    data = "" if worth is None else f' data-worth="{quote(json.dumps(worth.to_json()))}"'
-    return f'<div class="facts"{data}>{cells}</div>'
+    if worth is None:
+        return f'<div class="facts">{cells}</div>'
+    data = f' data-worth="{quote(json.dumps(worth.to_json()))}"'
+    line = f"{worth.line[0].upper()}{worth.line[1:]}."
+    return f'<div class="facts"{data}>{cells}</div>\n{make_paragraph(line, soft=True)}'
+
+
+def _shorten_worth(worth: Worth) -> tuple[str, str]:
+    """Return what the plan is worth as the texts of a tile; the whole line stands below."""
+    if worth.ratio is None:
+        return "not known", "what the plan gains over stock"
+    least = "at least " * worth.is_limit
+    use = "no advice" if worth.advice is None else _USES.get(worth.advice, worth.verdict)
+    return f"{least}{worth.ratio:.2f}x", f"the plan over {worth.stock_name}: {use}"
 
 
 def _find_worth(report: Report) -> Worth | None:
@@ -141,25 +165,29 @@ def _find_worth(report: Report) -> Worth | None:
 
 def write_machine(machine: Topology) -> str:
     """Return the section about the machine: its picture, devices, links and notes."""
+    about = [*describe_rates(machine), *list_adding(machine)]
+    links = [_list_links(machine), *(make_paragraph(line, soft=True) for line in about)]
+    connections, heat_map = _list_connections(machine)
     picture, left_out = _draw(machine)
-    parts: list[str] = []
     if len(picture) <= _MAX_PICTURE_BYTES:
         caption = "GB/s in one direction" + (f"; {left_out}" if left_out else "")
         look = "fit" if read_width(picture) <= _FITS_A_PHONE else "wide"
-        parts.append(f'<div class="machine">{make_figure(picture, caption, look)}</div>')
+        drawn = f'<div class="machine">{make_figure(picture, caption, look)}</div>'
     else:
-        parts.append(
-            make_paragraph(
-                "too large to draw; topo-probe's format dot writes it for Graphviz", soft=True
-            )
-        )
-    about = [*describe_rates(machine), *list_adding(machine)]
-    parts += [_list_links(machine), *(make_paragraph(line, soft=True) for line in about)]
-    parts += [*_list_connections(machine), _list_devices(machine)]
+        text = "too large to draw; topo-probe's format dot writes it for Graphviz"
+        drawn = make_paragraph(text, soft=True)
+    rest = [_list_devices(machine)]
     if machine.notes:
         title = f"{len(machine.notes)} notes on what could not be read or was assumed"
         lines = _cut([str(note) for note in machine.notes], _MAX_NOTES)
-        parts.append(make_details(title, _make_list(lines)))
+        rest.append(make_details(title, _make_list(lines)))
+    if read_width(picture) > _FITS_BESIDE:
+        left, right = ([*links, *connections], [heat_map]) if heat_map else (links, connections)
+        parts = [drawn, make_beside(left, right), *rest]
+    elif heat_map:
+        parts = [make_beside([drawn, *links], [*connections, heat_map]), *rest]
+    else:
+        parts = [make_beside([drawn], [*links, *connections]), *rest]
     return make_section("machine", "The machine", *parts)
 
 
@@ -172,14 +200,16 @@ def _draw(machine: Topology) -> tuple[str, str | None]:
     picture, left_out = draw_part(machine)
     width = read_width(picture)
     size = f' style="min-width:{round(width * _MIN_SCALE)}px"' if width > _FITS_A_PHONE else ""
-    # Inside a page of HTML a picture needs no namespace.
-    return picture.replace(' xmlns="http://www.w3.org/2000/svg"', size, 1), left_out
+    # Inside a page of HTML a picture needs no namespace, and the page has its title.
+    picture = picture.replace(' xmlns="http://www.w3.org/2000/svg"', size, 1)
+    return crop_picture(picture, svg.TITLE_HEIGHT, svg.SIDE), left_out
 
 
 def _write_findings(examination: Examination) -> str:
     """Return the section with the doctor's findings, worst first."""
     parts = [make_paragraph(examination.summary)]
-    parts += [_write_finding(finding) for finding in examination.findings[:_MAX_FINDINGS]]
+    findings = [_write_finding(finding) for finding in examination.findings[:_MAX_FINDINGS]]
+    parts.append(f'<div class="columns">{"".join(findings)}</div>' if findings else "")
     left = len(examination.findings) - _MAX_FINDINGS
     if left > 0:
         parts.append(make_paragraph(f"and {left} more; topo-probe's check lists them"))
@@ -218,36 +248,40 @@ def _list_links(machine: Topology) -> str:
     return make_table(("links", "how many", "GB/s", "width"), rows[:_MAX_DEVICES], right=(1, 2, 3))
 
 
-def _list_connections(machine: Topology) -> list[str]:
+def _list_connections(machine: Topology) -> tuple[list[str], str]:
+    """Return how GPUs reach each other, and a heat map if they are too many for a table of text."""
     if len(machine.ranks) < 2:
-        return []
+        return [], ""
     rows = find_connections(machine, _MAX_STEPS)
     pairs = Counter(x for i, row in enumerate(rows) for j, x in enumerate(row) if i != j)
     used = dict.fromkeys(x.label.rstrip("0123456789") for x in pairs)
     meaning = {label.rstrip("#"): f"{label}: {text}" for label, text in LABELS.items()}
     legend = make_paragraph("; ".join(meaning[x] for x in used if x in meaning), soft=True)
     is_whole = len(rows) == len(machine.ranks)
-    if is_whole and len(rows) <= MAX_GPUS:
-        titles = ["from \\ to", *map(str, range(len(rows)))]
+    if is_whole and len(rows) < MAX_GPUS:
+        titles = ["from\u00a0\\\u00a0to", *map(str, range(len(rows)))]
         between = "\n" if len(rows) > _MAX_IN_A_LINE else " "
         cells = [
             (str(i), *(_show_connection(x, between) for x in row)) for i, row in enumerate(rows)
         ]
-        return [
-            "<h3>From GPU to GPU: connection, and GB/s of the route used alone</h3>",
-            make_table(titles, cells),
-            legend,
-        ]
+        heading = "<h3>From GPU to GPU: connection, and GB/s of the route used alone</h3>"
+        return [heading, make_table(titles, cells, keep_sparse=True), legend], ""
     counted = "" if is_whole else f", counted from the first {len(rows)} GPUs"
     cells = [
         (x.label, "" if x.GBps is None else format_rate(x.GBps), f"{number:,}")
         for x, number in pairs.most_common(_MAX_DEVICES)
     ]
-    return [
+    parts = [
         f"<h3>From GPU to GPU{counted}</h3>",
         make_table(("connection", "GB/s alone", "pairs"), cells, right=(1, 2)),
         legend,
     ]
+    # A square of one shade says less than the table's one row.
+    if not is_whole or len(rows) > MAX_HEAT_MAP or len({x.GBps for x in pairs}) < 2:
+        return parts, ""
+    picture = crop_picture(draw_heat_map(machine, alone=False, merge=True), TITLE_HEIGHT)
+    caption = "GB/s from GPU (row) to GPU (column)"
+    return parts, make_figure(picture, caption, "map")
 
 
 def _show_connection(connection: Connection, between: str) -> str:

@@ -17,12 +17,12 @@ from ...describe import help_lines, help_text, limit_text, why_text
 from ...pictures.plan_curves import draw_plan_curves, list_sizes, predict_algbw_GBps
 from ...plan import Plan
 from ...sizes import show_size
-from ..explain.explain import SIZES, Explanation
+from ..explain.explain import SIZES, Explanation, Lever
 from ..stock.curve import make_curve
 from ..stock.stock_ring import StockRing
 from ..traces.timeline import MAX_ROWS, draw_links, draw_timeline
 from .gather import Section
-from .html import make_details, make_figure, make_paragraph, make_section, make_table
+from .html import make_beside, make_details, make_figure, make_paragraph, make_section, make_table
 from .trees import MAX_GPUS, draw_flow, list_flows
 
 # Size in bytes at which trees and the timeline are shown.
@@ -33,22 +33,29 @@ _SHOWN_SEGMENTS = 4
 _MAX_FLOWS, _MAX_SHOWN = 6, 60_000
 # Sizes in bytes at which plan and stock are compared.
 _COMPARED = tuple(1 << bits for bits in (12, 16, 20, 24, 28, 30))
+# Pixels: a timeline that fits beside another.
+_BESIDE_WIDTH = 650
+# Ranges of a plan that begin at more bytes are not listed: nobody sends as much in a call.
+_LARGEST_LISTED = 1 << 34
 # Most links to improve to list.
 _MAX_LEVERS = 6
 
 
 def write_section(section: Section, topology: Topology, *, with_pictures: bool) -> str:
     """Return the HTML of one collective's section; `with_pictures` adds trees and a timeline."""
-    name, parts = section.collective.name, _write_bounds(section, topology)
+    name, bounds = section.collective.name, _write_bounds(section, topology)
+    parts = bounds
     if section.plan is not None:
-        parts += ["<h3>The plan, by size</h3>", list_entries(section.plan)]
-        parts += [*_compare(section, section.plan), _draw_curves(section)]
+        entries = ["<h3>The plan, by size</h3>", list_entries(section.plan)]
+        compared, beside = _compare(section, section.plan), [_draw_curves(section)]
         if section.explanation is not None:
-            parts.append(_list_strategies(section.explanation))
+            compared.append(_list_strategies(section.explanation))
+            beside.append(_list_levers(section.explanation) if section.explanation.levers else "")
+        parts = [make_beside([*bounds, *entries, *compared], beside, "wider")]
         if with_pictures:
             parts += draw_schedule(section.plan)
     elif section.stock is not None:
-        parts.append(_draw_curves(section))
+        parts = [make_beside(bounds, [_draw_curves(section)], "wider")]
     if section.missing is not None:
         parts.append(make_paragraph(f"no plan here: {section.missing}"))
     if section.cut_short:
@@ -90,9 +97,7 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
         parts += [make_paragraph(f"{line[0].upper()}{line[1:]}.") for line in lines]
     if section.explanation is None:
         return parts
-    bottleneck = make_paragraph(f"The bottleneck: {section.explanation.bottleneck}.")
-    levers = [_list_levers(section.explanation)] if section.explanation.levers else []
-    return [*parts, bottleneck, *levers]
+    return [*parts, make_paragraph(f"The bottleneck: {section.explanation.bottleneck}.")]
 
 
 def _list_levers(explanation: Explanation) -> str:
@@ -103,7 +108,7 @@ def _list_levers(explanation: Explanation) -> str:
             str(x.alike),
             f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",
             "not computed" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
-            "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})",
+            "" if x.together_GBps is None else f"{float(x.together_GBps):.5g}{_count_peers(x)}",
         )
         for x in explanation.levers[:_MAX_LEVERS]
     ]
@@ -118,23 +123,32 @@ def _list_levers(explanation: Explanation) -> str:
     return make_table(titles, rows, right=range(1, 6))
 
 
+def _count_peers(lever: Lever) -> str:
+    return "" if lever.peers == lever.alike else f" (all {lever.peers})"
+
+
 def list_entries(plan: Plan) -> str:
-    """Return the HTML table of a plan's entries: sizes, schedules, costs, and gaps to the bound."""
+    """Return the HTML table of a plan's entries: sizes, schedules, costs, and gaps to the bound.
+
+    Entries for the largest buffers are only counted.
+    """
+    listed = [entry for entry in plan.entries if entry.min_bytes <= _LARGEST_LISTED]
     rows = []
-    for entry in plan.entries:
+    for entry in listed:
         schedule, limit = entry.schedule, plan.limit_GBps(entry)
-        largest = SHOWN_SIZE << 2 if entry.max_bytes is None else entry.max_bytes - 1
-        size, number = max(largest, entry.min_bytes), rounds(schedule, plan.router)
+        is_last = entry is listed[-1] or entry.max_bytes is None
+        size = max(SHOWN_SIZE << 2 if is_last else (entry.max_bytes or 0) - 1, entry.min_bytes)
+        number = rounds(schedule, plan.router)
         rows.append(
             (
                 show_size(entry.min_bytes),
-                "" if entry.max_bytes is None else show_size(entry.max_bytes),
+                "and larger" if is_last else show_size(size + 1),
                 schedule.label, f"{len(schedule.chunks):,}", f"{schedule.steps}",
-                "" if number is None else f"{float(number):g}", str(schedule.trees or ""),
+                "" if number is None else f"{float(number):.4g}", str(schedule.trees or ""),
                 show_number(float(plan.cost_of(entry).alpha_us), 3),
                 "" if limit is None else f"{float(limit):.4g}",
                 f"{max(0.0, float(plan.gap_of(entry))):.1%}",
-                f"{predict_algbw_GBps(plan, size):.4g} at {show_size(size)}",
+                f"{predict_algbw_GBps(plan, size):.4g}",
                 *([] if plan.collective.has_all_gpus else [str(len(schedule.helpers) or "")]),
             )
         )  # fmt: skip
@@ -143,7 +157,14 @@ def list_entries(plan: Plan) -> str:
         *("GB/s at most", "gap", "predicted GB/s"),
         *([] if plan.collective.has_all_gpus else ["helpers"]),
     )
-    return make_table(titles, rows, right={*range(12)} - {2})
+    table = make_table(titles, rows, right={*range(12)} - {2})
+    text = f"Predicted at the end of each range, of the last at {show_size(size)}."
+    left = plan.entries[len(listed) :]
+    if left:
+        what = f"{len(left)} more {'range' if len(left) == 1 else 'ranges'}"
+        text += f" From {show_size(left[0].min_bytes)} on the plan has {what}, "
+        text += f"to {left[-1].schedule.label}."
+    return f"{table}\n{make_paragraph(text, soft=True)}"
 
 
 def _compare(section: Section, plan: Plan) -> list[str]:
@@ -206,6 +227,8 @@ def _draw_curves(section: Section) -> str:
     caption = "predicted algbw against the size of the buffer; dashed, the single-path bound"
     caption += "" if section.stock is None else f"; {section.stock.what}, predicted"
     stock = section.stock
+    if stock is not None and stock.needs_adding:
+        caption += ", with switches that add; the bound is that without"
     beside = [] if stock is None else [make_curve(stock, list_sizes(section.plan))]
     picture = draw_plan_curves(section.collective, section.plan, beside, limit)
     return make_figure(picture, caption, "curve")
@@ -247,15 +270,17 @@ def draw_schedule(plan: Plan) -> list[str]:
         )
     if len(topology.ranks) > MAX_ROWS:
         caption += f"; the first {MAX_ROWS} of {len(topology.ranks)} ranks"
-    return [
-        *parts,
-        make_figure(
-            draw_timeline(f"timeline of {schedule.label}", times, len(topology.ranks)),
-            f"{caption}. topo-synth writes it as a trace for Perfetto",
+    timeline = make_figure(
+        draw_timeline(
+            f"timeline of {schedule.label}", times, len(topology.ranks), width=_BESIDE_WIDTH
         ),
-        make_figure(
-            draw_links(f"links of {schedule.label}", times, topology),
-            f"the same link by link, the busiest {MAX_ROWS} at most, with the share of the time "
-            "for which each is full",
-        ),
-    ]
+        f"{caption}. topo-synth writes it as a trace for Perfetto",
+        "curve",
+    )
+    links = make_figure(
+        draw_links(f"links of {schedule.label}", times, topology, width=_BESIDE_WIDTH),
+        f"the same link by link, the busiest {MAX_ROWS} at most, with the share of the time for "
+        "which each is full",
+        "curve",
+    )
+    return [*parts, make_beside([timeline], [links])]

@@ -10,7 +10,8 @@ from ....topo.files import read_file
 from ...fault_text import LOST, describe_fault, describe_worth
 from ...plan import Plan
 from ...sizes import show_size
-from ..traces.timeline import MAX_ROWS, draw_spans
+from ..traces.timeline import MAX_ROWS
+from .fault_picture import draw_faults
 from .html import make_figure, make_paragraph, make_section, make_table
 
 # Most recoveries to list; a longer run is no rehearsal.
@@ -74,10 +75,6 @@ def write_recoveries(recoveries: Sequence[RecoveryRow]) -> str:
     if not recoveries:
         none = make_paragraph("No link was lost or slow in this run.")
         return make_section("recoveries", "Recoveries", none)
-    spans = [
-        (x.what, x.at_s * 1e6, (x.at_s + x.seconds) * 1e6, f"{x.seconds:.2f} s")
-        for x in recoveries[:MAX_ROWS]
-    ]
     title = "from noticing each fault to going on"
     rows = [
         (
@@ -99,10 +96,12 @@ def write_recoveries(recoveries: Sequence[RecoveryRow]) -> str:
         "bound left (GB/s)",
     )
     more = len(recoveries) - len(rows)
+    caption = f"{title}; times since the communicator was made"
+    drawn = f"; the first {MAX_ROWS} of {len(recoveries)}" if len(recoveries) > MAX_ROWS else ""
     return make_section(
         "recoveries",
         "Recoveries",
-        make_figure(draw_spans(title, spans), f"{title}; times since the communicator was made"),
+        make_figure(draw_faults(title, recoveries[:MAX_ROWS]), f"{caption}{drawn}", "curve"),
         make_table(titles, rows, right=(0, 2, 3, 5)),
         make_paragraph(f"and {more} more", soft=True) if more > 0 else "",
     )

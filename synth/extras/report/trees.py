@@ -1,6 +1,7 @@
 """Draw the flow of chunks through a machine as SVG pictures.
 
-GPUs have the positions that they have in the picture of the machine.
+GPUs have the positions that they have in the picture of the machine, or stand in a circle for each
+host or socket; a thin box is around the GPUs of each.
 """
 
 import math
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 
-from ....topo.extras.pictures.collapse import list_boxes
+from ....topo.derived.hosts import group_by_host
 from ....topo.extras.pictures.layout import lay_out
+from ....topo.facts.keys import split_host
 from ....topo.graph import Topology
 from ....topo.grouping import group_by_key
 from ...ir.schedule import Schedule
@@ -24,9 +26,15 @@ _WIDTH, _PAD, _HEAD = 300, 34, 24
 # Pixels: largest bend of arrows, and least distance between GPUs.
 _MAX_BEND, _MIN_DISTANCE = 46, 24.0
 _MIN_HEIGHT, _MAX_HEIGHT = 90, 260
+# Pixels: around the circle of a group, from its GPUs to its box, the label above that.
+_AROUND, _BOX_PAD, _LABEL = 20, 6, 14
+# Most NUMA nodes of a host that are taken for sockets.
+_MAX_SOCKETS = 2
 # Sender, receiver, operation.
 _Edge = tuple[int, int, str]
 _Point = tuple[float, float]
+# The name of a host or socket, and the ranks of its GPUs.
+_Group = tuple[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -58,14 +66,17 @@ def list_flows(schedule: Schedule) -> list[ChunkFlow]:
 
 def draw_flow(topology: Topology, flow: ChunkFlow) -> str:
     """Draw one flow on the machine: dashed arrows for data that is added, solid ones for copies."""
-    places = _place_gpus(topology)
+    groups = _list_groups(topology)
+    places = _place_gpus(topology, groups)
     height = _HEAD + max(y for _, y in places) + _PAD
     share, is_double = float(flow.share), _spreads_back(flow)
     last = max(flow.edges.values(), default=0) + 1
     lines = start_svg(_WIDTH, height, f"{share:.3g} of the buffer, {last} steps")
     chunks = f" ({flow.chunks} chunks)" if flow.chunks > 1 else ""
     lines.append(draw_text(8, 18, f"{share:.2%} of the buffer{chunks}", 12))
-    radius = min(11.0, max(5.0, _find_least_distance(places) / 2.3))
+    radius = _choose_radius(places)
+    if len(groups) > 1:
+        lines += _draw_boxes(groups, places, radius)
     drawn = {edge: step for edge, step in flow.edges.items() if edge[2] == "copy" or not is_double}
     for (src, dst, op), step in sorted(drawn.items(), key=lambda item: (item[1], item[0])):
         # Earlier steps are stronger.
@@ -81,6 +92,66 @@ def draw_flow(topology: Topology, flow: ChunkFlow) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
+def _choose_radius(places: Sequence[_Point]) -> float:
+    return min(11.0, max(5.0, _find_least_distance(places) / 2.3))
+
+
+def _list_groups(topology: Topology) -> list[_Group]:
+    """Return the GPUs of each host; of a single host with CPUs, those of each socket.
+
+    There is one group if each would have one GPU.
+    """
+    gpus = [topology.by_id[ident] for ident in topology.ranks]
+    hosts = group_by_host(gpus)
+    names = [split_host(gpus[ranks[0]].id)[0] or f"host {i}" for i, ranks in enumerate(hosts)]
+    groups = list(zip(names, hosts, strict=True))
+    if len(groups) == 1 and any(device.kind == "cpu" for device in topology.devices):
+        nodes = group_by_key((gpu.numa_node, rank) for rank, gpu in enumerate(gpus))
+        kind = "socket" if len(nodes) <= _MAX_SOCKETS else "NUMA node"
+        if None not in nodes:
+            groups = [(f"{kind} {node}", ranks) for node, ranks in nodes.items()]
+    if len(groups) == len(gpus):
+        return [("", list(range(len(gpus))))]
+    return groups
+
+
+def _find_boxes(
+    groups: Sequence[_Group], places: Sequence[_Point], radius: float
+) -> list[tuple[float, float, float, float]]:
+    """Return the left, top, right and bottom edge of the box around each group's GPUs."""
+    pad = radius + _BOX_PAD
+    return [
+        (
+            min(places[rank][0] for rank in ranks) - pad,
+            min(places[rank][1] for rank in ranks) - pad,
+            max(places[rank][0] for rank in ranks) + pad,
+            max(places[rank][1] for rank in ranks) + pad,
+        )
+        for _, ranks in groups
+    ]
+
+
+def _draw_boxes(groups: Sequence[_Group], places: Sequence[_Point], radius: float) -> list[str]:
+    lines = []
+    boxes = _find_boxes(groups, places, radius)
+    for (name, _), (left, top, right, bottom) in zip(groups, boxes, strict=True):
+        letters = max(3, int((right - left) / 5.5))
+        lines += [
+            f'<rect class="w" x="{left:.1f}" y="{top + _HEAD:.1f}" width="{right - left:.1f}" '
+            f'height="{bottom - top:.1f}" rx="8"/>',
+            draw_text(left + 2, top + _HEAD - 4, name[-letters:], 10, look="f"),
+        ]
+    return lines
+
+
+def _are_apart(groups: Sequence[_Group], places: Sequence[_Point]) -> bool:
+    """Return whether no group's box, with its label, touches that of another."""
+    return not any(
+        a[0] < b[2] and b[0] < a[2] and a[1] - _LABEL < b[3] and b[1] - _LABEL < a[3]
+        for a, b in combinations(_find_boxes(groups, places, _choose_radius(places)), 2)
+    )
+
+
 def _find_least_distance(points: Sequence[_Point]) -> float:
     return min((math.dist(a, b) for a, b in combinations(points, 2)), default=math.inf)
 
@@ -91,11 +162,11 @@ def _spreads_back(flow: ChunkFlow) -> bool:
     return bool(sums) and sums == {(dst, src) for src, dst, op in flow.edges if op == "copy"}
 
 
-def _place_gpus(topology: Topology) -> list[_Point]:
+def _place_gpus(topology: Topology, groups: Sequence[_Group]) -> list[_Point]:
     """Return the positions of the GPUs by rank.
 
     These are the positions in the picture of the machine, scaled to fit, or on a circle for each
-    box if they would be too close.
+    group if GPUs or groups would be too close.
     """
     at = {ident: (shape.x, shape.y) for shape in lay_out(topology).shapes for ident in shape.ids}
     points = [at[ident] for ident in topology.ranks]
@@ -108,26 +179,29 @@ def _place_gpus(topology: Topology) -> list[_Point]:
     placed = [((x - left) * scale_x + shift_x, (y - top) * scale_y + shift_y) for x, y in points]
     # In one or two rows arrows pass over GPUs, which takes more room than in a grid.
     least = _MIN_DISTANCE * (2 if len({round(y) for _, y in placed}) <= 2 else 1)
-    return placed if _find_least_distance(placed) >= least else _place_on_circles(topology)
+    if _find_least_distance(placed) >= least and _are_apart(groups, placed):
+        return placed
+    return _place_on_circles(groups)
 
 
-def _place_on_circles(topology: Topology) -> list[_Point]:
-    """Return the positions of the GPUs on a circle for each box, in rows of two (or four) boxes."""
-    listed = ([d.id for d in box if d.kind == "gpu"] for box in list_boxes(topology))
-    boxes = [box for box in listed if box]
-    if len(boxes) == len(topology.ranks):
-        boxes = [list(topology.ranks)]
-    columns = min(len(boxes), 2 if len(boxes) <= 4 else 4)
+def _place_on_circles(groups: Sequence[_Group]) -> list[_Point]:
+    """Return the positions of the GPUs on a circle for each group, in rows of two or four groups.
+
+    The first two GPUs of a circle are side by side at its top.
+    """
+    columns = min(len(groups), 2 if len(groups) <= 4 else 4)
     cell = (_WIDTH - _PAD) / columns
-    radius = min(_MAX_HEIGHT, cell) / 2 - 20
-    at: dict[str, _Point] = {}
-    for number, box in enumerate(boxes):
+    radius = min(_MAX_HEIGHT, cell) / 2 - _AROUND
+    label = _LABEL if len(groups) > 1 else 0
+    at: dict[int, _Point] = {}
+    for number, (_, ranks) in enumerate(groups):
         row, column = divmod(number, columns)
-        x, y = _PAD / 2 + cell * (column + 0.5), (radius + 20) * (1 + 2 * row)
-        for i, ident in enumerate(box):
-            turn = 2 * math.pi * i / len(box) - math.pi / 2
-            at[ident] = (x + radius * math.cos(turn), y + radius * math.sin(turn))
-    return [at[ident] for ident in topology.ranks]
+        x = _PAD / 2 + cell * (column + 0.5)
+        y = (radius + _AROUND) * (1 + 2 * row) + label * (1 + row)
+        for i, rank in enumerate(ranks):
+            turn = 2 * math.pi * (i - 0.5) / len(ranks) - math.pi / 2
+            at[rank] = (x + radius * math.cos(turn), y + radius * math.sin(turn))
+    return [at[rank] for rank in sorted(at)]
 
 
 def _draw_arrow(

@@ -22,6 +22,12 @@ def draw_stock(plan: Plan, sizes: Sequence[int]) -> Curve | None:
 
 
 def make_curve(stock: StockRing, sizes: Sequence[int]) -> Curve:
-    """Return the predicted times of a stock collective at these sizes in bytes, as a curve."""
+    """Return the predicted times of a stock collective at these sizes in bytes, as a curve.
+
+    It is dashed if it assumes switches that add, with which it may exceed the bound without them.
+    """
     name = f"{stock.name}, by a model" if stock.is_modelled else f"{stock.name}, not NCCL's"
-    return Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes))
+    if stock.needs_adding:
+        name = f"{stock.name}, with switches that add"
+    points = tuple((size, stock.algbw_GBps(size)) for size in sizes)
+    return Curve(name, "stock", points, dashed=stock.needs_adding)

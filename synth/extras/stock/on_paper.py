@@ -25,6 +25,7 @@ from typing import Any
 import networkx as nx
 
 from ....topo.derived.hosts import group_by_host
+from ....topo.devices import Device
 from ....topo.errors import InfeasibleError, TopoplanError
 from ....topo.graph import Topology
 from ....topo.hardware_rule import HARDWARE
@@ -52,6 +53,7 @@ _MAX_TRIED_HOSTS = 16
 _OF_FALLBACK = (
     "one channel in rank order, to which NCCL falls back as it finds none, fills the slowest link"
 )
+_BY_NVLS = "NVSwitches add (NVLS)"
 # Kinds of links by which hosts act as one to NCCL.
 _FABRICS = ("nvlink", "xgmi")
 
@@ -78,6 +80,11 @@ class StockRate:
         if not self.is_limit:
             return f"the {self.shape} that stock {self.library} finds (modelled)"
         return "a flat ring" if self.shape == RINGS else "a tree over the hosts"
+
+    @property
+    def needs_adding(self) -> bool:
+        """Whether it is reached only with switches that add."""
+        return _BY_NVLS in self.assumes
 
     @property
     def basis(self) -> str:
@@ -142,12 +149,12 @@ def _limit_between_hosts(collective: str, topology: Topology) -> StockRate | Not
     if collective == "allreduce":
         # Inside a host a tree is a chain, whose GPUs send the sums up and the results down, unless
         # the NVSwitches add.
-        adds = any(d.family == "nvswitch" and d.in_network is not None for d in topology.devices)
+        adds = any(_can_add(device) for device in topology.devices)
         border, gpu = _find_border(topology, hosts), _find_slowest_gpu(topology)
         inside = gpu if adds else gpu / 2
         limits[TREES] = min(narrowest, border if count == 2 else border / 2, inside)
     shape = max(limits, key=lambda each: limits[each])
-    by_nvls = ("NVSwitches add (NVLS)",) if shape == TREES and adds else ()
+    by_nvls = (_BY_NVLS,) if shape == TREES and adds else ()
     assumes = (
         *by_nvls,
         f"the narrowest cut between GPUs, of {float(narrowest):g} GB/s, is used fully, in both "
@@ -156,6 +163,12 @@ def _limit_between_hosts(collective: str, topology: Topology) -> StockRate | Not
         "which channels NCCL finds and picks between hosts is not modelled",
     )
     return StockRate(limits[shape], shape, True, count, assumes)
+
+
+def _can_add(device: Device) -> bool:
+    """Return whether a device is an NVSwitch whose hardware can add; the A100's cannot."""
+    is_able = device.in_network is not None and device.in_network.reduce != "no"
+    return device.family == "nvswitch" and is_able
 
 
 def _group_hosts(topology: Topology) -> list[list[str]]:

@@ -91,6 +91,11 @@ class StockRing:
         """Whether the times are the least that the library's channels between hosts may take."""
         return self._limit is not None
 
+    @property
+    def needs_adding(self) -> bool:
+        """Whether the times assume switches that add, which bounds without them do not."""
+        return self._limit is not None and self._limit.needs_adding
+
     def time_s(self, size_bytes: int) -> float:
         """Return the predicted seconds for a buffer of `size_bytes`."""
         if self._host is not None and self._schedule is not None:

@@ -12,7 +12,7 @@ from ....topo.printable import quote
 from ...cost.host_costs import host_of
 from ...cost.segmentation import reroute_unless_in_network
 from ...cost.transfer_times import TransferTime, predict_times
-from ...pictures.drawing import draw_text, start_svg
+from ...pictures.drawing import draw_text, show_us, start_svg
 from ...plan import Plan
 from ...sizes import show_size
 
@@ -35,18 +35,25 @@ _Bar = tuple[int, int, str, int, float, float, str]
 
 
 def draw_timeline(
-    title: str, times: Sequence[TransferTime], ranks: int, *, alone: bool = False
+    title: str,
+    times: Sequence[TransferTime],
+    ranks: int,
+    *,
+    alone: bool = False,
+    width: int = _WIDTH,
 ) -> str:
     """Draw the messages that each of the first MAX_ROWS ranks sends, as SVG.
 
-    Copies and sums have different colours. With `alone` it is a complete file.
+    Copies and sums have different colours. With `alone` it is a complete file. It is `width` pixels
+    wide, or more if the names of rows leave too little room.
     """
     rows = min(ranks, MAX_ROWS)
     groups = group_by_key(
         ((time.src, time.dst, time.op, time.tick), time) for time in times if time.src < rows
     )
     bars = [_join_times(key, of, f"to rank {key[1]}, ") for key, of in sorted(groups.items())]
-    return _draw(title, [f"rank {rank}" for rank in range(rows)], bars, _find_end_us(times), alone)
+    names = [f"rank {rank}" for rank in range(rows)]
+    return _draw(title, names, bars, _find_end_us(times), alone, width)
 
 
 def draw_plan_timeline(plan: Plan, size_bytes: int) -> str:
@@ -61,10 +68,13 @@ def draw_plan_timeline(plan: Plan, size_bytes: int) -> str:
     return draw_timeline(title, times, len(topology.ranks), alone=True)
 
 
-def draw_links(title: str, times: Sequence[TransferTime], topology: Topology) -> str:
+def draw_links(
+    title: str, times: Sequence[TransferTime], topology: Topology, *, width: int = _WIDTH
+) -> str:
     """Draw when each of the MAX_ROWS busiest links carries sums and copies.
 
-    The share of the time for which it would be busy at full bandwidth is next to each row.
+    The share of the time for which it would be busy at full bandwidth is next to each row. `width`
+    is in pixels, as for `draw_timeline`.
     """
     crossing = group_by_key(
         (link, time)
@@ -86,20 +96,7 @@ def draw_links(title: str, times: Sequence[TransferTime], topology: Topology) ->
     )
     bars = [_join_times(key, of, f"{len(of)} at once, ") for key, of in sorted(groups.items())]
     names = [f"{a} > {b}  {busy_us[a, b] / end_us:.0%}" for a, b in busiest]
-    return _draw(title, names, bars, end_us, alone=False)
-
-
-def draw_spans(title: str, spans: Sequence[tuple[str, float, float, str]]) -> str:
-    """Draw spans of time, each a name, begin and end in microseconds, and a tooltip, as SVG.
-
-    Spans of one name share a row.
-    """
-    names = list(dict.fromkeys(span[0] for span in spans))
-    bars = [
-        (names.index(name), 0, "reduce", 0, begin_us, end_us, tooltip)
-        for name, begin_us, end_us, tooltip in spans
-    ]
-    return _draw(title, names, bars, max(span[2] for span in spans), alone=False, legend=())
+    return _draw(title, names, bars, end_us, alone=False, whole_width=width)
 
 
 def _find_end_us(times: Sequence[TransferTime]) -> float:
@@ -112,19 +109,19 @@ def _draw(
     bars: Sequence[_Bar],
     end_us: float,
     alone: bool,
-    legend: Sequence[tuple[str, str]] = _LEGEND,
+    whole_width: int,
 ) -> str:
     left_edge = max(_LEFT, 16 + round(6.4 * max(map(len, names), default=0)))
-    bottom, width = _TOP + len(names) * _ROW, max(_MIN_WIDTH, _WIDTH - left_edge - _RIGHT)
+    bottom, width = _TOP + len(names) * _ROW, max(_MIN_WIDTH, whole_width - left_edge - _RIGHT)
     right = left_edge + width
     lines = start_svg(right + _RIGHT, bottom + _BOTTOM, title, alone=alone)
     for i in range(6):
         x, anchor = left_edge + width * i / 5, "end" if i == 5 else "middle"
         lines += [
             f'<path class="g" d="M{x:.1f} {_TOP - 4}V{bottom}"/>',
-            draw_text(x, bottom + 16, _show_us(end_us * i / 5), 11, anchor=anchor, look="f"),
+            draw_text(x, bottom + 16, show_us(end_us * i / 5), 11, anchor=anchor, look="f"),
         ]
-    for number, (look, text) in enumerate(legend):
+    for number, (look, text) in enumerate(_LEGEND):
         x = left_edge + 160 * number
         lines.append(
             f'<rect class="{look}" x="{x}" y="4" width="22" height="10"/>'
@@ -172,11 +169,3 @@ def _join_bars(bars: Sequence[_Bar], least_us: float) -> list[_Bar]:
         else:
             out.append((*bar[:3], 0, bar[4], bar[5], ""))
     return out
-
-
-def _show_us(us: float) -> str:
-    """Format a time in us: 12.3 us, 4.5 ms, 1.2 s."""
-    for limit, factor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
-        if us < limit:
-            return f"{us / factor:.3g} {unit}"
-    return f"{us / 1e6:.3g} s"

@@ -41,7 +41,9 @@ def test_recoveries_are_drawn_and_listed(plan: tuple[str, str], tmp_path: Path) 
     section = page.read_text().partition('<section id="recoveries">')[2].partition("</section>")[0]
     picture, _, table = section.partition("<table>")
     assert picture.count("<title>1.66 s</title>") == picture.count("<title>0.25 s</title>") == 1
-    assert "sends data" not in picture
+    assert "link gpu0 - gpu1 was lost: noticed at 4.39 s, on again at 6.05 s" in picture
+    # A mark each for noticing and going on, and those of the legend.
+    assert picture.count('<polygon class="add"') == picture.count('<polygon class="fp"') == 4
     for text in (
         "4.39",
         "link gpu0 - gpu1 and gpu2 - gpu3 was lost",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -21,11 +22,13 @@ from topoplan.synth.channels.channels import Channels, algbw_GBps, schedule_chan
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.segmentation import reroute
 from topoplan.synth.cost.transfer_times import predict_times
+from topoplan.synth.extras.heat_map import draw_heat_map
 from topoplan.synth.extras.report import gather
 from topoplan.synth.extras.report.gather import gather_report, report_plan
+from topoplan.synth.extras.report.html import list_pictures, make_table
 from topoplan.synth.extras.report.page import write_machine, write_page
-from topoplan.synth.extras.report.plans import write_section
-from topoplan.synth.extras.report.trees import draw_flow, list_flows
+from topoplan.synth.extras.report.plans import list_entries, write_section
+from topoplan.synth.extras.report.trees import ChunkFlow, draw_flow, list_flows
 from topoplan.synth.extras.stock.model import StockModel, model_stock
 from topoplan.synth.extras.stock.stock_ring import StockRing, find_order
 from topoplan.synth.extras.traces.timeline import MAX_ROWS, draw_links, draw_timeline
@@ -36,7 +39,9 @@ from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts
+from topoplan.topo.extras.pictures import svg
 from topoplan.topo.extras.pictures.collapse import MAX_CABLES, collapse
+from topoplan.topo.extras.pictures.part import draw_part
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load_for_planning, resolve
 from topoplan.topo.pictures.cables import find_cables
@@ -197,6 +202,56 @@ def test_more_gpus_than_usual_are_planned_for_where_there_is_time(
     assert section.plan is not None and section.missing is None
 
 
+def test_a_page_says_the_machines_name_once_and_its_pictures_as_files_too() -> None:
+    page = write_machine(preset("pcie-2socket"))
+    (picture,) = (text for _, text in list_pictures(page))
+    drawn, whole = (
+        float(re.findall(r'viewBox="\S+ \S+ \S+ ([^"]+)"', x)[0]) for x in (page, picture)
+    )
+    assert whole == drawn + svg.TITLE_HEIGHT and "data-whole" not in picture
+    assert picture == draw_part(preset("pcie-2socket"))[0]
+
+
+@pytest.mark.parametrize(("name", "number"), [("dgx-a100", 0), ("dgx-a100:2", 1), ("dgx2", 0)])
+def test_rates_of_sixteen_gpus_are_a_heat_map_where_they_differ(name: str, number: int) -> None:
+    page = write_machine(preset(name))
+    assert page.count("from GPU (row) to GPU (column)</figcaption>") == number
+    assert ("from\u00a0\\\u00a0to" in page) is (name == "dgx-a100")
+
+
+def test_small_squares_that_are_alike_are_one_bar() -> None:
+    picture = draw_heat_map(preset("dgx-a100:4"), merge=True)
+    # Most rows have bars for the GPUs of the host before and after the GPU itself, and of others.
+    assert picture.count("<rect") < 4 * 32
+    assert "<title>gpu0 -&gt; gpu1: 300 GB/s</title>" in draw_heat_map(preset("dgx-a100:4"))
+
+
+def test_columns_with_hardly_a_text_are_left_out() -> None:
+    rows = [("a", "", "1"), ("b", "", ""), ("c", "x", "3"), ("d", "", "4")]
+    table = make_table(("name", "sparse", "number"), rows, right=(2,))
+    assert "sparse" not in table and '<th class="n">number</th>' in table
+    assert "sparse" in make_table(("name", "sparse", "number"), rows, keep_sparse=True)
+
+
+def test_sizes_above_16_gib_are_counted_alone() -> None:
+    plan = synthesize(Collective("allreduce", 8), preset("dgx1"), "packing").plan
+    larger = [entry for entry in plan.entries if entry.min_bytes > 1 << 34]
+    table = list_entries(plan)
+    assert table.count("<tr>") == 1 + len(plan.entries) - len(larger)
+    assert table.count('<td class="n">and larger</td>') == 1
+    assert larger and f"the plan has {len(larger)} more ranges" in table
+    assert f">{larger[0].schedule.label}<" not in table
+
+
+def test_trees_have_a_box_for_each_socket_or_host() -> None:
+    flow = ChunkFlow({(0, 1, "copy"): 0, (0, 4, "copy"): 1}, Fraction(1), 1)
+    for name, labels in (("pcie-2socket", ("socket 0", "socket 1")), ("dgx-a100:2", ("host 0",))):
+        drawn = draw_flow(preset(name), flow)
+        assert [f">{label}</text>" in drawn for label in labels] == [True] * len(labels)
+        assert drawn.count('<rect class="w"') == 2
+    assert "<rect" not in draw_flow(preset("dgx1"), flow)
+
+
 def test_alike_hosts_are_drawn_once_where_all_of_them_could_not_be_read(tmp_path: Path) -> None:
     names = [
         f"{kind}{i}" for kind in ("GPU", "NIC") for i in range(8)
@@ -350,6 +405,13 @@ def test_curves_hold_every_point_and_the_bound() -> None:
     assert len(numbers) == 2 * len(points)
     assert numbers[0::2] == sorted(numbers[0::2])
     assert numbers[1::2] == sorted(numbers[1::2], reverse=True)
+
+
+def test_a_legend_that_is_too_long_has_a_second_row() -> None:
+    points = ((1 << 10, 1.0), (1 << 20, 2.0))
+    curves = [Curve("a name of thirty letters or so", look, points) for look in ("plan", "stock")]
+    assert 'y="34.0"' not in draw_curves("curves", curves[:1], ("bound", 25.0))
+    assert 'y="34.0"' in draw_curves("curves", curves, ("bound", 25.0))
 
 
 def test_a_timeline_draws_the_first_ranks_alone(plans: Callable[..., str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import Path
 
@@ -25,11 +26,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.network("browser")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_but_tables_and_pictures_scrolls_sideways(page: Path, width: int) -> None:
+@pytest.mark.parametrize(("width", "is_cut"), [(390, True), (1400, False)])
+def test_nothing_scrolls_sideways_but_what_has_a_shadow(
+    page: Path, width: int, is_cut: bool
+) -> None:
     script = (
-        "<script>parent.document.title = `${document.documentElement.scrollWidth} of "
-        "${innerWidth}`</script></body>"
+        "<script>const wide = [...document.querySelectorAll('main *')].filter(x => x.scrollWidth > "
+        "x.clientWidth && x.clientWidth && getComputedStyle(x).overflowX != 'visible'); "
+        "const bare = wide.filter(x => !getComputedStyle(x).backgroundImage.includes('gradient')); "
+        "parent.document.title = `${document.documentElement.scrollWidth} of ${innerWidth}, "
+        "${bare.length} bare, ${wide.length > 0}`</script></body>"
     )
     text = page.read_text(encoding="utf-8").replace("</body>", script)
     # Windows cannot be as narrow as a phone; frames can.
@@ -39,7 +45,9 @@ def test_nothing_but_tables_and_pictures_scrolls_sideways(page: Path, width: int
         "utf-8",
     )
     printed = browse(frame, "--dump-dom", limit_s=patience.seconds(120))
-    assert f"<title>{width} of {width}</title>" in printed
+    said = re.search(r"<title>(.*)</title>", printed)
+    assert said is not None
+    assert said[1] == f"{width} of {width}, 0 bare, {str(is_cut).lower()}"
 
 
 def test_the_pictures_of_the_docs_are_small() -> None:

@@ -10,6 +10,7 @@ import pytest
 from called import call_command
 from needs import long_cases
 
+from topoplan.synth.extras.stock.curve import make_curve
 from topoplan.synth.extras.stock.model import NotModelled
 from topoplan.synth.extras.stock.on_paper import StockRate, rate_stock
 from topoplan.synth.extras.stock.stock_ring import StockRing
@@ -65,6 +66,17 @@ def test_two_hosts_have_trees_that_use_each_nic_once() -> None:
     found = rate("allreduce", join_hosts(2, 4, 25))
     assert found.algbw_GBps == 100 and found.shape == "trees"  # 88.3 was measured
     assert rate("allgather", join_hosts(2, 4, 25)).algbw_GBps == Fraction(100 * 8, 7)
+
+
+def test_only_switches_that_can_add_count_for_stock() -> None:
+    """An A100's NVSwitches cannot, so a tree's GPUs send sums up and results down."""
+    for name, algbw, adds in (("dgx-a100:2", 162.5, False), ("dgx-h100:2", 400, True)):
+        machine = load_for_planning(name)[0]
+        stock = StockRing(Collective("allreduce", 16), Router(machine))
+        assert stock.algbw_GBps(1 << 40) == pytest.approx(algbw, rel=1e-3)
+        assert stock.needs_adding is adds and ("NVSwitches add (NVLS)" in stock.assumes) is adds
+        curve = make_curve(stock, [1 << 30])
+        assert curve.dashed is adds and curve.name.endswith("switches that add") is adds
 
 
 def test_a_narrow_cut_inside_the_hosts_limits_stock_as_well() -> None:

@@ -20,6 +20,9 @@ from .shapes import LETTER, SMALL_GPU_WIDTH, TIMES, Frame, Picture, Shape
 
 # Pixels: around the picture, for title and summary, and of a legend entry.
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
+# Pixels: title and summary with the margins that a page which says both can cut off, and the left
+# and right margins.
+TITLE_HEIGHT, SIDE = 78, 24
 # Pixels: of several hosts that are alike one is drawn if the picture were wider.
 MAX_WIDTH = 2_400
 _MIN_WIDTH = 420  # pixels: room for the summary of the smallest machine
