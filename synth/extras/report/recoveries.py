@@ -66,7 +66,7 @@ def read_recoveries(path: str, plan: Plan) -> list[RecoveryRow]:
         raise InputError(f"{path}: a damaged list of recoveries: {error!r}") from None
 
 
-def _list_events(text: str) -> Iterator[dict[str, Any]]:
+def _list_events(text: bytes) -> Iterator[dict[str, Any]]:
     """Yield the lines of a text that are events; a run that was killed may have cut the last."""
     for line in text.splitlines():
         try:
