@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,11 +10,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from launch import patient_ranks, run_command
+from launch import Ended, patient_ranks, run_command
 
 from topoplan.cli.extras.report import main as report
 from topoplan.runtime.extras.emulate import blueprint, parse_rate
 from topoplan.runtime.extras.emulate.rehearsal import EXAMPLE, Injection, parse_faults
+from topoplan.runtime.ranks.launch import announce_step, count_steps
 from topoplan.topo.errors import InputError
 from topoplan.topo.presets import preset
 
@@ -49,6 +49,18 @@ def test_faults_may_count_steps() -> None:
         "cut gpu0-gpu3 after step 20",
         "kill rank 2 at 1s",
     ]
+
+
+def test_the_rank_that_has_ended_most_steps_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have ended as many, but for one, or were killed."""
+    monkeypatch.setenv("TOPOPLAN_READY", str(tmp_path))
+    assert count_steps(tmp_path) == 0
+    for rank in ("0", "11", "11"):
+        monkeypatch.setenv("RANK", rank)
+        announce_step()
+    assert count_steps(tmp_path) == 2
 
 
 def test_names_of_devices_may_have_hyphens() -> None:
@@ -114,7 +126,7 @@ train()  # no barrier follows: the group of gloo's own has lost a link
 
 def train_emulated(
     machine: str, *arguments: str, options: Sequence[str] = (), **variables: str
-) -> subprocess.CompletedProcess[str]:
+) -> Ended:
     """Train on an emulated machine, by `arguments`: the plan, what faults do, and the steps."""
     return run_command(
         *(sys.executable, "-m", "topoplan.cli.extras.emulate", machine, "--slowest", "20Mbit"),
@@ -152,19 +164,10 @@ def test_the_error_of_the_first_rank_is_the_last_line(plans: Callable[..., str])
 
 
 @pytest.mark.network("namespaces")
-@pytest.mark.parametrize("is_training", [True, False])
-def test_a_plan_for_another_machine_is_refused_once(
-    is_training: bool, plans: Callable[..., str]
+def test_a_training_by_a_plan_for_another_machine_is_refused_once(
+    plans: Callable[..., str],
 ) -> None:
-    plan = plans("full:4")
-    if is_training:
-        done = train_emulated("path:4", plan, "raise", "3")
-    else:
-        done = run_command(
-            *(sys.executable, "-m", "topoplan.cli.extras.emulate", "path:4", "--slowest", "20Mbit"),
-            *("--", sys.executable, "-m", "topoplan.cli.run", plan, "-e", "1K"),
-            env=patient_ranks(),
-        )
+    done = train_emulated("path:4", plans("full:4"), "raise", "3")
     assert done.returncode == 5, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("the emulated machine path:4 has no link gpu0 -> gpu2") == 1
