@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from launch import Ended, patient_ranks, run_command
+from needs import has_extra
 
-from topoplan.cli.extras.report import main as report
 from topoplan.runtime.extras.emulate import blueprint, parse_rate
 from topoplan.runtime.extras.emulate.rehearsal import EXAMPLE, Injection, parse_faults
 from topoplan.runtime.ranks.launch import announce_step, count_steps
@@ -135,11 +135,16 @@ def train_emulated(
     )
 
 
+@pytest.mark.skipif(
+    not all(map(has_extra, ("recovery", "report", "summaries"))), reason="extras are not here"
+)
 @pytest.mark.network("namespaces")
 def test_a_training_that_goes_on_writes_what_a_report_draws(
     plans: Callable[..., str], tmp_path: Path
 ) -> None:
     """A link is cut after a step of the optimizer; the events have its loss and the resumption."""
+    from topoplan.cli.extras.report import main as report
+
     events, page, plan = tmp_path / "events.jsonl", tmp_path / "page.html", plans("full:3")
     faults = ("--inject", "cut gpu0-gpu1 after step 20")
     variables = {"TOPOPLAN_LOG_FILE": str(events)}
@@ -152,6 +157,9 @@ def test_a_training_that_goes_on_writes_what_a_report_draws(
     assert ">link gpu0 - gpu1 was lost<" in page.read_text()
 
 
+@pytest.mark.skipif(
+    not all(map(has_extra, ("culprits", "summaries"))), reason="extras are not here"
+)
 @pytest.mark.network("namespaces")
 def test_the_error_of_the_first_rank_is_the_last_line(plans: Callable[..., str]) -> None:
     """Only rank 0 prints a traceback."""
