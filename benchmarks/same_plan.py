@@ -2,7 +2,7 @@
 
     python -m benchmarks same_plan [TOPOLOGY] [--runs 7] [--busy 8]
 
-Runs `topo-synth --collective allreduce --topology TOPOLOGY --json` beside busy processes, each time
+Runs `topo-synth allreduce TOPOLOGY --json` beside busy processes, each time
 with another hash seed, and prints each plan's hash, seconds, and whether its search was complete.
 Exit code 1 where hashes differ.
 """

@@ -18,7 +18,7 @@ processes that run it and check every element, and a training script that uses i
 Next, on your own machine:
 
   topo-probe --check                                                its parts and their problems
-  topo-synth --collective allreduce --topology local -o plan.json   a plan for it
+  topo-synth allreduce local -o plan.json   a plan for it
   topo-run plan.json                                                plan and stock, size by size
   topo-judge --topology local nccl.log                              what stock NCCL leaves unused
 
@@ -45,23 +45,13 @@ def main() -> None:
     step("1. What is this machine?", "topo-probe", ["-m", "topoplan.cli.probe"])
     step(
         "2. A hybrid cube mesh (DGX-1): steps against rounds, the ends of the front proved",
-        "topo-synth --collective allgather --topology dgx1 --pareto",
-        ["-m", "topoplan.cli.synth", "--collective", "allgather", "--topology", "dgx1", "--pareto"],
+        "topo-synth allgather dgx1 --pareto",
+        ["-m", "topoplan.cli.synth", "allgather", "dgx1", "--pareto"],
     )
     step(
         "3. The allreduce to use at each size, and how far it is from the bound",
-        f"topo-synth --collective allreduce --topology dgx1 -o {PLAN} --force",
-        [
-            "-m",
-            "topoplan.cli.synth",
-            "--collective",
-            "allreduce",
-            "--topology",
-            "dgx1",
-            "-o",
-            PLAN,
-            "--force",
-        ],
+        f"topo-synth allreduce dgx1 -o {PLAN} --force",
+        ["-m", "topoplan.cli.synth", "allreduce", "dgx1", "-o", PLAN, "--force"],
     )
     step(
         "4. Eight processes carry it out; every element is checked",

@@ -29,6 +29,7 @@ from .persistent_calls import CallCache
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
 from .ranks.groups import GroupMaker
+from .ranks.last_words import shorten_last_words
 from .ranks.launch import announce_ready
 from .ranks.transport import SharedTransport, Transport
 from .reductions import check_are_tensors
@@ -127,6 +128,7 @@ class Communicator:
         codec = None if policy.compress is None else find_codec(policy.compress)
         if not isinstance(group, Transport) and not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
+        shorten_last_words()
         plan_or_error = _load_plan(plan)
         kinds = {name: find_layer(name) for name in policy.layers}
         prepared = {name: kind.prepare() for name, kind in kinds.items()}
@@ -396,6 +398,7 @@ def _agree_on_plan(plan: Plan | TopoplanError, exchange: Callable[[object], list
     """
     hashes = exchange(plan.hash if isinstance(plan, Plan) else "")
     if isinstance(plan, TopoplanError):
+        plan.is_common = not any(hashes)
         raise plan
     without = [str(rank) for rank, digest in enumerate(hashes) if not digest]
     if without:
@@ -404,8 +407,10 @@ def _agree_on_plan(plan: Plan | TopoplanError, exchange: Callable[[object], list
         )
     others = [str(rank) for rank, digest in enumerate(hashes) if digest != hashes[0]]
     if others:
-        raise PlanMismatchError(
+        error = PlanMismatchError(
             f"the ranks do not hold the same plan: rank{'s' if len(others) > 1 else ''} "
             f"{', '.join(others)} and rank 0 differ; give all of them the same file"
         )
+        error.is_common = True
+        raise error
     return plan

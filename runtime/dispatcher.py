@@ -28,7 +28,7 @@ from .program.contract import Observer
 from .program.layout import IN_PLACE, ends_numel
 from .race import OnCalls, Race, race_on_scratch
 from .ranking import Candidates
-from .ranks.machine import Machine, describe_machine
+from .ranks.machine import Machine, check_links, describe_machine
 from .ranks.race_timing import RaceTimer
 from .ranks.stock import StartedStock
 from .ranks.transport import Transport
@@ -123,6 +123,8 @@ class Dispatcher:
         self.why_messages_alone: str | None = None
         """Why calls are carried out by messages alone; None if there are other runners."""
         self.candidates = Candidates(plan, senders, self._open_runners())
+        sent = (candidate.schedule for candidate in self.candidates.sent)
+        check_links(sent, plan.topology, machine)
         self.runners: Mapping[str, Runner] = {
             runner.name: runner for runner in (*senders, *self.candidates.others)
         }

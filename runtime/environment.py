@@ -30,6 +30,7 @@ SCRATCH = "TOPOPLAN_SCRATCH"
 HELPERS = "TOPOPLAN_HELPERS"
 ON_FAULT = "TOPOPLAN_ON_FAULT"
 LOG = "TOPOPLAN_LOG"
+LOG_FILE = "TOPOPLAN_LOG_FILE"
 # Default limit for one synthesis, during which calls use the stock collectives.
 _TIME_LIMIT_S = 20.0
 # gloo or NCCL handle smaller floating-point buffers.

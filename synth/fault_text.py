@@ -1,4 +1,4 @@
-"""The faults after which calls went on, by the rows of topo-run's JSON, as text."""
+"""The faults after which calls went on, by the rows of topo-run's JSON or a run's events."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,10 @@ from .sizes import show_size
 
 # The kind of fault that a lost link is; others are of slow links.
 LOST = "lost"
+# The format of a line of a run's file of events, and its two events: a fault was noticed, and all
+# is known of how calls went on.
+EVENT_FORMAT = "topoplan-event"
+FAULT, RESUMED = "fault", "resumed"
 
 
 def describe_fault(row: Mapping[str, Any]) -> str:

@@ -21,11 +21,13 @@ class TopoplanError(RuntimeError):
     """Base of all errors that topoplan raises on purpose.
 
     `exit_code` is the exit code of a command that ends with this error. `parameter` is the name of
-    the parameter that the caller should change, None if there is no single one. The class derives
-    from RuntimeError, as the errors of torch.distributed do: scripts that catch those catch it.
+    the parameter that the caller should change, None if there is no single one. `is_common` says
+    that all ranks of a group raise the same, so that one need print it. The class derives from
+    RuntimeError, as the errors of torch.distributed do: scripts that catch those catch it.
     """
 
     exit_code = 1
+    is_common = False
 
     def __init__(self, message: str = "", *, parameter: str | None = None) -> None:
         super().__init__(message)

@@ -66,7 +66,8 @@ def write_whole(
     target = Path(os.path.realpath(path)) if follow_links else Path(path)
     if not overwrite and target.is_file():
         raise InputError(
-            f"{path}: already exists and was not changed; name another file",
+            f"{path}: already exists and was not changed; name another file, or give "
+            "overwrite=True",
             parameter="overwrite",
         )
     if not target.parent.is_dir():

@@ -137,8 +137,9 @@ def build_parser() -> Parser:
         "--inject",
         metavar="FAULTS",
         help="faults to cause, counted from when all ranks are ready for calls: 'cut gpu0-gpu3 at "
-        "2s, mend gpu0-gpu3 at 4s, slow gpu1-gpu2 x0.25 at 5s, kill rank 2 at 8s'; a device "
-        "stands for all its links: 'slow nic0 x0.5 at 2s'",
+        "2s, mend gpu0-gpu3 at 4s, slow gpu1-gpu2 x0.25 at 5s, kill rank 2 at 8s', or by an "
+        "optimizer's steps or topo-run's timed iterations: 'cut gpu0-gpu3 after step 20'; a "
+        "device stands for all its links: 'slow nic0 x0.5 at 2s'",
     )
     add(
         "--collapse",

@@ -78,7 +78,8 @@ def build_parser() -> Parser:
         "--run",
         metavar="FILE",
         help="with a plan: the output of topo-run PLAN --on-fault replan --json (or --on-slow), "
-        "whose recoveries are listed and drawn",
+        "or the file that TOPOPLAN_LOG_FILE named for any run, whose recoveries are listed and "
+        "drawn",
     )
     add(
         "--time-limit",

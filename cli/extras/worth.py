@@ -51,7 +51,7 @@ def build_parser() -> Parser:
         metavar="C",
         help="allreduce (default, DDP), allgather or reduce-scatter (FSDP), broadcast, reduce",
     )
-    add("--size", default="1G", metavar="BYTES", help="the buffer, such as 64M (default 1G)")
+    add("--size", default="1G", metavar="BYTES", help="the buffer, as for topo-synth (default 1G)")
     add(
         "--rate",
         action="append",

@@ -75,7 +75,13 @@ def build_parser() -> Parser:
         help="plans written by topo-synth -o, run one after the other",
     )
     add("--nproc", type=int, metavar="N", help="ranks to start (default: the plan's)")
-    add("-b", dest="min_bytes", default="1K", metavar="MIN", help="smallest size (default 1K)")
+    add(
+        "-b",
+        dest="min_bytes",
+        default="1K",
+        metavar="MIN",
+        help="smallest size, such as 64K or 64KiB (binary) or 64kB (64,000 bytes; default 1K)",
+    )
     add("-e", dest="max_bytes", default="1M", metavar="MAX", help="largest size (default 1M)")
     add(
         "-f",

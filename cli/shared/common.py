@@ -350,7 +350,8 @@ def name_option(error: TopoplanError) -> str:
         return str(error)
     option = f"--{error.parameter.replace('_', '-')}"
     options = sorted({option, option.removesuffix("s")} & _OPTIONS)
-    return f"{error}{_ADVICE.get(error.parameter) or ''.join(f' ({each})' for each in options)}"
+    said = str(error).removesuffix(f", or give {error.parameter}=True")
+    return f"{said}{_ADVICE.get(error.parameter) or ''.join(f' ({each})' for each in options)}"
 
 
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:

@@ -107,7 +107,8 @@ def _add_usual(parser: Parser) -> None:
     add(
         "--size",
         metavar="BYTES",
-        help=f"buffer size to report on (default {DEFAULT_SIZE})",
+        help="buffer size to report on, such as 64M or 64MiB (binary) or 64MB (10^6 bytes each; "
+        f"default {DEFAULT_SIZE})",
     )
     add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
     add(

@@ -1,6 +1,6 @@
 """Accelerate with DDP's communication hook, on stock gloo: registered after prepare().
 
-topo-synth --collective allreduce --topology full:4 -o plan.json
+topo-synth allreduce full:4 -o plan.json
 torchrun --nproc-per-node 4 examples/trainers/train_accelerate_hook.py
 """
 

@@ -1,6 +1,6 @@
 """Lightning with DDP's communication hook, on stock gloo.
 
-    topo-synth --collective allreduce --topology full:4 -o plan.json
+    topo-synth allreduce full:4 -o plan.json
     python examples/trainers/train_lightning_hook.py    Lightning starts the other ranks itself
 
 On GPUs DDPStrategy(ddp_comm_hook=topoplan.ddp_hook("plan.json")) does the same; on CPUs Lightning

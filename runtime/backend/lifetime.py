@@ -21,6 +21,7 @@ from ..ranks.addresses import Addresses, publish_in, read_published
 from ..ranks.cabled import find_cabling, find_networks
 from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
+from ..ranks.last_words import shorten_last_words
 from ..ranks.set_up import Known, set_up_in_time, wait_until_made
 from ..ranks.store import agree_on_attempt, find_client, poll_store
 from ..usage_log import CountedGroup, find_usage_log
@@ -62,6 +63,7 @@ class GroupLifetime(PlainCalls):
         self.timeout: timedelta = place.timeout
         self.name_in_launch: str = place.group_id
         self.attempt, self.ranks, self.whole = "", list[int](), True
+        shorten_last_words()
         self._begin_life(place)
         # Weak: the exit handler must not keep a destroyed group alive.
         atexit.register(_close, weakref.ref(self))

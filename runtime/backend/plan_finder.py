@@ -151,10 +151,12 @@ class PlanFinder:
     def read_answer(self, answer: dict[str, Any], name: str) -> Plan | None:
         """Return the plan in rank 0's `answer` for collective `name`, None without one.
 
-        Raise the error that the answer reports.
+        Raise the error that the answer reports, as all ranks do.
         """
         if "error" in answer:
-            raise getattr(errors, answer["error"])(answer["message"])
+            error: TopoplanError = getattr(errors, answer["error"])(answer["message"])
+            error.is_common = True
+            raise error
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
 
     def send(self, key: str, answer: dict[str, Any], plan: Plan | None, device: str) -> None:

@@ -18,7 +18,7 @@ from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
 from ..ranks.faults import first_line
 from ..ranks.groups import device_of
-from ..ranks.launch import announce_ready
+from ..ranks.launch import announce_ready, announce_step
 from ..ranks.timing import time_call_s
 from ..ranks.transport import Transport
 from .bench_data import OPS, BenchBuffers, BenchSettings
@@ -129,6 +129,8 @@ def _measure_size(
                 seconds = time_call_s(call, meet, buffers.device)
                 if turn >= options.warmup:
                     times.append(seconds)
+        if turn >= options.warmup:
+            announce_step()
     wrong, rms_error, sent_bytes, relayed_bytes = _check_result(
         buffers, communicator, calls[0][0] or calls[1][0], exchange
     )

@@ -27,6 +27,8 @@ _OWN_LOG = "TOPOPLAN_OWN_LOG"
 # Module that the process from which ranks are forked imports last.
 FROZEN = "topoplan.runtime.ranks.frozen"
 _SUFFIX = ".ready"  # ending of the empty file by which an emulated rank says that it is ready
+_STEPS = ".steps"  # ending of the file of an emulated rank with a byte for each step that ended
+_ERROR = ".error"  # ending of the file of an emulated rank with the error that ends it
 _POLL_S = 0.02  # between looks at the processes
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL
 # Time after the first failure for other ranks to fail by themselves and print why.
@@ -65,6 +67,35 @@ def announce_ready() -> None:
 def list_ready(folder: Path) -> set[int]:
     """Return the ranks of an emulated machine that are ready, given the folder that they share."""
     return {int(path.name.removesuffix(_SUFFIX)) for path in folder.glob(f"[0-9]*{_SUFFIX}")}
+
+
+def announce_step() -> None:
+    """Let topo-emulate, if it started this rank, know that a step of the rank's work has ended."""
+    if READY in os.environ:
+        with (
+            suppress(OSError),  # another program's variable: it does not wait for this
+            (Path(os.environ[READY]) / f"{os.environ.get('RANK')}{_STEPS}").open("ab") as steps,
+        ):
+            steps.write(b".")
+
+
+def count_steps(folder: Path) -> int:
+    """Return the steps of the emulated rank that has ended most, given the folder they share."""
+    return max((path.stat().st_size for path in folder.glob(f"[0-9]*{_STEPS}")), default=0)
+
+
+def announce_error(error: str) -> None:
+    """Let topo-emulate, if it started this rank, know the error that ends the rank."""
+    if READY in os.environ:
+        with suppress(OSError):  # another program's variable: it does not wait for this
+            path = Path(os.environ[READY]) / f"{os.environ.get('RANK')}{_ERROR}"
+            path.write_text(error, encoding="utf-8")
+
+
+def list_errors(folder: Path) -> list[str]:
+    """Return the errors that ended emulated ranks, by rank, given the folder that they share."""
+    paths = sorted(folder.glob(f"[0-9]*{_ERROR}"), key=lambda path: int(path.stem))
+    return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def init_method() -> str:

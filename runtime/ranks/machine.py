@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from ...synth.cost.host_costs import OVER_NCCL, HostCosts, host_of
+from ...synth.ir.schedule import Schedule
 from ...topo.derived.stripes import list_forms
-from ...topo.errors import InputError
+from ...topo.errors import InputError, PlanMismatchError
 from ...topo.graph import Topology
 from .launch import EMULATED
 
@@ -100,6 +102,34 @@ def describe_machine(
     if batched or topology is None or len(cores_of_hosts) > 1:
         return Machine(topology, host, batched, f"as in the topology{over}")
     return Machine(None, host, False, f"one host's memory{over}")
+
+
+def check_links(schedules: Iterable[Schedule], planned: Topology, machine: Machine) -> None:
+    """Raise PlanMismatchError if schedules use links or ranks that the emulated machine lacks.
+
+    They were planned on the topology `planned`, which is the machine's own unless one is emulated.
+    """
+    there = machine.topology
+    if there is None or there is planned:
+        return
+    for schedule in schedules:
+        for src, dst, route in schedule.transfers.paths()[0]:
+            if max(src, dst) >= len(there.ranks):
+                raise _lacks(there, planned, f"rank {max(src, dst)}")
+            hops = pairwise((there.ranks[src], *route, there.ranks[dst]))
+            lacking = next((hop for hop in hops if hop not in there.latency_us), None)
+            if lacking is not None:
+                raise _lacks(there, planned, f"link {' -> '.join(lacking)}")
+
+
+def _lacks(emulated_machine: Topology, planned: Topology, what: str) -> PlanMismatchError:
+    name = emulated_machine.name
+    error = PlanMismatchError(
+        f"the plan is for {planned.name}, and the emulated machine {name} has no {what}; expected "
+        f"a plan for the machine that is emulated: make one for {name}, or emulate {planned.name}"
+    )
+    error.is_common = True
+    return error
 
 
 def find_own_cores() -> tuple[str, frozenset[int]]:

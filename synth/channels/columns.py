@@ -167,10 +167,7 @@ class OrderPacking(Packing[Column]):
                 offers, exact = self.orders.prove(shape, prices, effort.grant(self.patience_s))
         if exact and not offers:
             kind = "cycle" if shape == RING else "path there and back"
-            raise InfeasibleError(
-                f"{shape}: the topology has none: no {kind} visits every GPU once without passing "
-                "through another GPU"
-            )
+            raise InfeasibleError(f"this graph has no {shape}: no {kind} visits every GPU once")
         return offers, exact
 
     def solve(self, fresh: Sequence[Column], effort: Effort) -> bool:

@@ -278,6 +278,14 @@ def test_sizes() -> None:
         2 << 30,
         8,
     ]
+    assert [parse_size(x) for x in ("1GB", "64kB", "3mb", "1TB", "1GiB", "1kib")] == [
+        10**9,
+        64_000,
+        3_000_000,
+        10**12,
+        1 << 30,
+        1 << 10,
+    ]
     for bad in ("", "K", "-1", "1.5M", "1X", "1e6"):
         with pytest.raises(InputError):
             parse_size(bad)

@@ -12,11 +12,12 @@ from pathlib import Path
 import patience
 import pytest
 from culprit import is_named
-from launch import run_ranks
+from launch import run_command, run_ranks
 from planned import synthesize
 from ranks import agreement, choices, collectives, faults, memory
 
 from topoplan.synth.ir.collective import collective_on
+from topoplan.topo.presets import preset
 
 Plans = Callable[..., str]
 
@@ -54,6 +55,23 @@ def test_ranks_must_agree_on_a_plan_for_their_number_before_anything_moves(plans
             "nowhere.json: cannot be read" if rank == 2 else "rank 2 could not read its plan"
         ) in unreadable
         assert "the plan is for 4 ranks, the group has 3" in larger
+
+
+def test_a_plan_for_another_machine_than_the_emulated_one_is_refused_once(
+    plans: Plans, tmp_path: Path
+) -> None:
+    emulated = tmp_path / "machine.json"
+    emulated.write_text(preset("path:3").dumps())
+    done = run_command(
+        *(sys.executable, "-m", "topoplan.cli.run", plans("full:3"), "-e", "1K"),
+        env={"TOPOPLAN_EMULATED": str(emulated)},
+    )
+    assert done.returncode == 5
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "topo-run: error: the plan is for full:3, and the emulated machine path:3 has no link "
+    )
+    assert line.endswith("make one for path:3, or emulate full:3")
 
 
 def test_a_rank_that_is_gone_is_an_error_that_names_it(plans: Plans) -> None:

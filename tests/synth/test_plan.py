@@ -47,7 +47,7 @@ def test_a_plan_reads_back_equal(tmp_path: Path) -> None:
 def test_an_existing_file_is_left_alone_without_force(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("mine")
-    with pytest.raises(InputError, match="already exists"):
+    with pytest.raises(InputError, match=r"already exists.*, or give overwrite=True"):
         PLAN.save(path)
     assert path.read_text() == "mine"
     PLAN.save(path, overwrite=True)

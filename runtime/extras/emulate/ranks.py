@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ....synth.cost.host_costs import HostCosts, host_of, with_host
-from ...ranks.launch import EMULATED, READY, RENDEZVOUS, run_together
+from ...ranks.launch import EMULATED, READY, RENDEZVOUS, list_errors, run_together
 from .cabled_network import CabledNetwork
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 from .rehearsal import Rehearsal, rehearse
@@ -95,7 +95,7 @@ def run_ranks(network: Network, command: list[str], rehearsal: Rehearsal | None 
     """Run `command` once per rank; return 0, or the exit code of the rank at fault.
 
     The ranks print to this process's output. If one fails, all are ended, unless `rehearsal`, the
-    faults to cause meanwhile, killed it.
+    faults to cause meanwhile, killed it; then the first error of a rank is said last.
     """
     ranks: dict[int, RankProcess] = {}
 
@@ -109,7 +109,11 @@ def run_ranks(network: Network, command: list[str], rehearsal: Rehearsal | None 
 
     with share_folder() as folder, rehearse(network, rehearsal, folder, kill):
         write_topology(network, folder)
-        return show_code(*run_together(start, len(network.blueprint.home)))
+        failed, code = run_together(start, len(network.blueprint.home))
+        if rehearsal is not None and failed is not None:
+            for error in list_errors(folder)[:1]:  # below what ranks printed until they ended
+                rehearsal.say(error)
+        return show_code(failed, code)
 
 
 @contextmanager

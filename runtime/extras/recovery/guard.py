@@ -28,10 +28,12 @@ from weakref import finalize, ref
 import torch
 import torch.distributed as dist
 
+from ....synth.fault_text import FAULT, LOST, RESUMED
 from ....topo.derived.lost_links import Pair, PairRoutes
 from ....topo.errors import ExecutionError, InfeasibleError
 from ....topo.graph import Topology
 from ...dispatcher import CallPath
+from ...event_log import log_event
 from ...layers import Layer, MakePath
 from ...ranks.addresses import find_ended
 from ...ranks.set_up import end_past_waits
@@ -221,8 +223,9 @@ class Guard(Layer):
 
     def _count_resent(self) -> None:
         """Complete the last row of the history."""
-        if self.history:
-            self.history[-1].setdefault("resent_bytes", self.sent_bytes - self._sent_before)
+        if self.history and "resent_bytes" not in self.history[-1]:
+            self.history[-1]["resent_bytes"] = self.sent_bytes - self._sent_before
+            self._log_event(RESUMED, self.history[-1])
 
     def _run_attempts(self, prepare: Prepare | None) -> None:
         """Run a call, again and again if connections are lost; None waits for all ranks."""
@@ -368,6 +371,8 @@ class Guard(Layer):
         """
         interrupted, began = self._current or self._last, time.monotonic()
         self._interrupted = None if interrupted is None else interrupted.planned
+        row = {"kind": LOST, "at": round(began - self._made, 3), "call": self._ended + 1}
+        self._log_event(FAULT, row)
         self._current = None  # the thread that was left behind may use its buffers
         for _ in range(_MAX_RECOVERIES):
             deadline = self._closes_by or began + self.first.control.timeout_s
@@ -480,7 +485,7 @@ class Guard(Layer):
         """Add a row to the history; `seconds` passed until the ranks sent again."""
         plan = None if planned is None else planned.base.plan
         row = {
-            "kind": "lost",
+            "kind": LOST,
             "recovery": number,
             "at": round(began - self._made, 3),
             "call": self._ended + 1,
@@ -492,6 +497,13 @@ class Guard(Layer):
         self.history.append(row)
         if self.first.rank == 0:
             log.warning("went on after a fault: %s", json.dumps(row))
+
+    def _log_event(self, event: str, row: dict[str, Any]) -> None:
+        """Append an event to the run's file of them, for the whole group on its first rank."""
+        if self.first.rank == 0:
+            planned = self._interrupted or next(iter(self.planned), None)
+            plan_hash = None if planned is None else planned.plan.hash
+            log_event(event, row, self.first.group.group_name, plan_hash)
 
     def _give_up(self, why: str) -> ExecutionError:
         return self._end(

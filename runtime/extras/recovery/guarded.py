@@ -105,6 +105,11 @@ class Guarded:
         return self.path.base
 
     @property
+    def plan(self) -> Plan:
+        """The plan that carried out calls before any fault."""
+        return self._first.plan
+
+    @property
     def sent_bytes(self) -> int:
         """The bytes that this rank has sent by schedules so far."""
         return self._sent_before + self.path.sent_bytes

@@ -25,7 +25,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from ....synth.fault_text import describe_fault, describe_worth
+from ....synth.fault_text import FAULT, RESUMED, describe_fault, describe_worth
 from ....synth.plan import Plan
 from ....topo.errors import InputError
 from ....topo.extras.measured.flows import Hop
@@ -34,6 +34,7 @@ from ...candidates import Candidate
 from ...choices import Entrant
 from ...compiled import Buffers
 from ...dispatcher import Dispatcher
+from ...event_log import log_event
 from ...race import WORTHWHILE, OnCalls, Race
 from ...ranking import Candidates
 from ...ranks.race_timing import MAX_ENTRANTS
@@ -322,6 +323,7 @@ class SlowWatch:
         self._rows.append(row)
         if transport.rank == 0:
             log.warning("%s: the next calls try schedules for it", describe_fault(row))
+            log_event(FAULT, row, transport.group.group_name, self._plan.hash)
 
     def _find_use(self, plan: Plan) -> Plan | str:
         """Return a plan, or why none of its schedules can be used; the same on all ranks."""
@@ -397,8 +399,10 @@ class SlowWatch:
         row = self._rows[-1]
         if row["size_bytes"].bit_length() == bits and row["after_s"] is None:
             row |= {"during_s": times_s[used], "after_s": times_s[fastest]}
-            if self._transport.rank == 0:
+            transport = self._transport
+            if transport.rank == 0:
                 log.warning("%s: %s; %s", describe_fault(row), describe_worth(row), json.dumps(row))
+                log_event(RESUMED, row, transport.group.group_name, self._plan.hash)
 
 
 def find_change(

@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...candidates import STOCK
+from ...ranks.launch import announce_step
 
 # A process's first steps are left out: memory is allocated, and DDP rebuilds its buckets.
 _WARM_UP_STEPS = 2
@@ -74,6 +75,7 @@ class StepClock:
             self._optimizer, self._steps = weakref.ref(optimizer), 0
         elif first is not optimizer:
             return
+        announce_step()
         now_s, kinds = self._clock(), self._kinds
         began_s, self._began_s, self._kinds = self._began_s, now_s, set()
         self._steps += 1

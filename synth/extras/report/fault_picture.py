@@ -27,9 +27,10 @@ def draw_faults(title: str, recoveries: Sequence[RecoveryRow]) -> str:
     """Return an SVG picture with a row for each fault of a run, whose time runs to the right.
 
     A mark above the row's line is the moment at which the fault was noticed, one below it the
-    moment from which calls went on; a bar is the time between.
+    moment from which calls went on; a bar is the time between. After a fault from which calls never
+    went on, the bar ends with the picture.
     """
-    end_s = max((x.at_s + x.seconds for x in recoveries), default=0.0) or 1.0
+    end_s = max((x.at_s + (x.seconds or 0.0) for x in recoveries), default=0.0) or 1.0
     width = _WIDTH - 2 * _SIDE
     bottom = _TOP + _ROW * len(recoveries)
     lines = start_svg(_WIDTH, bottom + _BOTTOM, title)
@@ -42,20 +43,21 @@ def draw_faults(title: str, recoveries: Sequence[RecoveryRow]) -> str:
     lines += _draw_key()
     for number, row in enumerate(recoveries):
         y = _TOP + _ROW * number + _TEXT + _TRACK
-        begin, end = (
-            _SIDE + width * _USED * seconds / end_s
-            for seconds in (row.at_s, row.at_s + row.seconds)
-        )
-        pause = max(_MIN_PAUSE, end - begin)
+        begin = _SIDE + width * _USED * row.at_s / end_s
+        if row.seconds is None:
+            pause, on, how_long = _WIDTH - _SIDE - begin, "never on again", "to the end"
+        else:
+            pause = max(_MIN_PAUSE, width * _USED * row.seconds / end_s)
+            on, how_long = f"on again at {row.at_s + row.seconds:.2f} s", f"{row.seconds:.2f} s"
         what = row.what if len(row.what) <= _MAX_LETTERS else f"{row.what[:_MAX_LETTERS]}\u2026"
-        times = f"noticed at {row.at_s:.2f} s, on again at {row.at_s + row.seconds:.2f} s"
+        times = f"noticed at {row.at_s:.2f} s, {on}"
         lines += [
             draw_text(_SIDE, y - _TRACK - 4, f"{what}: {times}", 11),
             f'<path class="w" stroke-width="2" d="M{_SIDE} {y}H{_WIDTH - _SIDE}"/>',
             f'<rect class="add dim" x="{begin:.1f}" y="{y - 4}" width="{pause:.1f}" height="8">'
-            f"<title>{quote(f'{row.seconds:.2f} s')}</title></rect>",
+            f"<title>{quote(how_long)}</title></rect>",
             *_draw_cut(begin, y),
-            *_draw_resumption(begin + pause, y),
+            *([] if row.seconds is None else _draw_resumption(begin + pause, y)),
         ]
     return "\n".join([*lines, "</svg>"]) + "\n"
 

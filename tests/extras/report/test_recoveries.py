@@ -56,6 +56,28 @@ def test_recoveries_are_drawn_and_listed(plan: tuple[str, str], tmp_path: Path) 
     assert 'href="#recoveries"' in page.read_text()
 
 
+def test_the_events_of_a_training_are_read_too(plan: tuple[str, str], tmp_path: Path) -> None:
+    """The last line about a fault counts; of the last one there is no end, nor of its line."""
+    event = {"format": "topoplan-event", "version": 1, "group": "0", "plan_hash": plan[1]}
+    lost = {**event, "kind": "lost", "call": 7}
+    lines = [
+        {**lost, "event": "fault", "at": 4.39},
+        {**event, **ROWS[0], "event": "resumed"},
+        {**event, **ROWS[1], "event": "resumed", "plan_hash": "0" * 64},
+        {**lost, "event": "fault", "at": 33.5},
+    ]
+    run = tmp_path / "events.jsonl"
+    run.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"format": "topopl')
+    page = tmp_path / "page.html"
+    assert main([plan[0], "--run", str(run), "-o", str(page), "--time-limit", "1", "-q"]) == 0
+    section = page.read_text().partition('<section id="recoveries">')[2].partition("</section>")[0]
+    picture, _, table = section.partition("<table>")
+    assert picture.count("<title>1.66 s</title>") == 1
+    assert "21.5" not in table
+    assert table.count("4.39") == 1
+    assert ">33.50<" in table and ">never<" in table
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -63,6 +85,8 @@ def test_recoveries_are_drawn_and_listed(plan: tuple[str, str], tmp_path: Path) 
         ({"recoveries": [], "plan_hash": "0" * 64}, "is the run of another plan"),
         ({"recoveries": [{**ROW, "at": "soon"}]}, "a damaged list of recoveries"),
         ({"recoveries": 7}, "a damaged list of recoveries"),
+        ({"format": "topoplan-event", "plan_hash": "0" * 64}, "has the faults of other plans"),
+        ({"format": "topoplan-event", "kind": "lost"}, "a damaged event"),
     ],
 )
 def test_what_is_no_run_is_refused(
