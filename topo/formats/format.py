@@ -61,10 +61,16 @@ class Skeletons:
 class PlaceFormats:
     """Formats that only say which switch each host is below; every host is a copy of one box.
 
-    `list_names` returns names for messages. `read_box(argument, resolve)` reads the box that an
-    argument names; `resolve` loads other topologies. `read(text, where, box)` builds the topology
-    of a text in one of the formats, and returns None for others; it raises InputError for a box
-    that is missing, or given with another format.
+    A box is the contents of one host; the user names it in an option of the command.
+
+    - `list_names()` returns the formats' names, for messages.
+    - `read_box(argument, resolve)` returns the box that the option's value `argument` names;
+      `resolve(argument)` loads the topology of a preset or file. It raises InputError if that is
+      not one host with GPUs.
+    - `read(text, where, box)` returns the topology of a text in one of the formats, or None if the
+      text is in none of them and `box` is None. `where` names the text in errors; `box` is what
+      `read_box` returned, None if the user gave no box. It raises InputError for a malformed text,
+      for a text in one of the formats without a box, and for any other text with a box.
     """
 
     list_names: Callable[[], list[str]]
