@@ -216,7 +216,7 @@ class ForestBuilder:
         return self.candidates
 
     def add_single_trees(self) -> None:
-        """Add the shallowest tree, and deeper ones that each carry more than all shallower ones."""
+        """Add forests of one tree: the shallowest, and each that is faster than all shallower."""
         graph, n = self.survey.graph, len(self.survey.ranks)
         if n > METRIC_RANKS:
             _, tree = graph.cheapest_tree(1 / graph.capacity)

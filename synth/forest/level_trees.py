@@ -493,10 +493,11 @@ def choose_count(
 ) -> tuple[int, float]:
     """Return the best of the numbers of trees in `counts`, and the gap to the bound to aim for.
 
-    The gap is a fraction, 1 if none is within reach. A link carries a whole number of trees, so
-    some of its bandwidth is left. That matters for the links that the bound's certificate is about.
-    `slack` is the share of the room that is left free for moving trees. None is for trees from
-    every root, where the links that are not full leave enough choice.
+    The gap is a fraction of the bound, 1 if no gap of GAPS is within reach. A link carries a whole
+    number of trees, so some of its bandwidth is lost; what is lost on the links that the bound's
+    certificate prices, or cuts, makes the gap. `slack` is the share of those links' room to leave
+    free, so that trees can be moved. None is for trees from every root: it leaves none free, since
+    the links that are not full give enough choice.
     """
     weight = _weigh(links, bound)
     weight, rate = weight / weight.sum(), float(bound.algbw_GBps)

@@ -14,13 +14,16 @@ class Format:
     """A format of one machine's file.
 
     `name` is for messages. `starts(text)` is true for a text that begins as the format does, after
-    an XML declaration and comments. `read(text, where)` builds the topology.
+    an XML declaration and comments. `read(text, where)` builds the topology of such a text; `where`
+    names the file in errors.
 
-    Formats are tried in order; one of an extra comes before the format of the core that `before`
-    names, else after all of them. `root` is the outermost element of a format in XML, which people
-    paste with text around it, and `find_inside(text)` returns a text in the format from amid
-    another one, or None. Programs put texts in the format into strings of their JSON if `in_json`.
-    `like` names formats of the core whose headings texts in this one have, too.
+    Formats are tried in order. A format of an extra is tried before the format of the core that
+    `before` names, or after all formats of the core if that is "". `root` is the tag of the
+    outermost element if the format is XML, else "": people paste such elements with other text
+    around them. `find_inside(text)` returns the part of a text that is in this format, or None if
+    it has no such part. `in_json` says that other programs put texts in this format into strings
+    of their JSON. `like` names formats of the core for which `starts` is also true of texts in
+    this format, so that such a text is not taken for two descriptions of machines.
     """
 
     name: str
@@ -35,10 +38,11 @@ class Format:
 
 @dataclass(frozen=True)
 class Aside:
-    """What texts may have beside a machine, and that describes none: refused where it is alone.
+    """A kind of output that may stand in a text beside a machine's, but describes no machine.
 
-    `describe(text)` says what a text has of it, None without any. JSON with `mark` in it is of it
-    alone, if it has any.
+    Texts with nothing else are refused. `describe(text)` returns a line on the output of this kind
+    in a text, None if there is none. JSON that contains the string `mark` is refused if it has
+    output of this kind, whatever else it has.
     """
 
     describe: Callable[[str], str | None]
@@ -47,10 +51,10 @@ class Aside:
 
 @dataclass(frozen=True)
 class Skeletons:
-    """Files that lack what only the machine knows that they are for.
+    """Files that describe a part of their machine, so that the rest must be probed on it.
 
-    `is_one(text)` says whether a text is such a file; `fill(text, where, machine)` returns the
-    probed machine as the file has it.
+    `is_one(text)` says whether a text is such a file. `fill(text, where, machine)` returns the
+    probed topology `machine` with what the file says of it; `where` names the file in errors.
     """
 
     is_one: Callable[[str], bool]

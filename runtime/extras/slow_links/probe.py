@@ -275,7 +275,11 @@ class _GroupEndpoint(Endpoint):
 
 
 def describe_factors(factors: Mapping[Hop, Fraction]) -> dict[str, float]:
-    """Return, by link ("A - B"), the smaller of the two directions' fractions of its rate."""
+    """Return the fraction of its rate that is left to each link, by its name "A - B".
+
+    `factors` has the fractions by direction, as (from device id, to device id); of two directions
+    of a link the smaller one counts.
+    """
     shown: dict[str, float] = {}
     for (a, b), factor in sorted(factors.items()):
         name = " - ".join(sorted((a, b)))

@@ -74,10 +74,10 @@ def _end_comparisons() -> None:
 
 @dataclass(eq=False)
 class Pace:
-    """Observes calls of one kind, for slow ones: `best_s` is the fastest's duration in seconds.
+    """Observes the calls of one kind, `calls`, to find slow ones.
 
-    `slow` is the number of slow calls since the last that was not; `calls` says which calls, and
-    `links` compares the ranks' times.
+    `best_s` is the duration of the fastest call so far in seconds, `slow` the number of slow calls
+    since the last call that was not slow. `links` compares the ranks' times.
     """
 
     links: "SlowLinks"
