@@ -350,7 +350,7 @@ class Guard(Layer):
             transport.close()
 
     def break_off(self, error: ExecutionError) -> None:
-        """Make the call in progress and all later ones fail with `error`; other ranks' fail, too."""
+        """Make the current call and all later ones fail with `error`; other ranks' fail, too."""
         if self.error is None:
             self.error = error
             self._events.put(None)
