@@ -164,9 +164,10 @@ class LevelTrees(LinkArrays):
             self._count(len(self.trees) - 1, links, 1)
 
     def take(self, seeds: Forest) -> None:
-        """Add the trees of a forest, each as often as its share asks for; an alternative to `grow`.
+        """Add the trees of a forest instead of growing trees (`grow`).
 
-        All roots must have trees in the forest.
+        Each is added as often as its share of the trees of its root asks for. The forest must have
+        trees for each of `roots`.
         """
         images = np.arange(self.size)[None] if seeds.images is None else seeds.images
         ranks = {gpu: r for r, gpu in enumerate(self.topology.ranks)}
@@ -202,8 +203,8 @@ class LevelTrees(LinkArrays):
         """Add a tree from every root in turn, at prices that rise with the load of earlier ones.
 
         Links have room for trees that together carry `rate_GBps`; beyond that, prices are high.
-        Return False if the time limit ended before every root had its tree: those that follow the
-        first tree may be missing then.
+        Return False if the time limit ended before every root had its tree; at least the first root
+        has one.
         """
         around: list[list[int]] = [[] for _ in range(self.size)]
         for i in self._usable.tolist():
@@ -302,8 +303,8 @@ class LevelTrees(LinkArrays):
     ) -> None:
         """Move branches off full links until the gap to the bound is as small as can be found.
 
-        Call it after `take` or `grow`. Gaps are fractions of `bound_GBps`. Below `least_gap` links
-        may have no slack, and the search for a layout is short.
+        Call it after `take` or `grow`. Gaps are fractions of `bound_GBps`. For gaps below
+        `least_gap` links may not have enough room, so the search for a layout is short.
         """
         best = [tree.copy() for tree in self.trees]
         for gap in GAPS:

@@ -187,8 +187,9 @@ class Probe:
     ) -> dict[Hop, Fraction]:
         """Return which of `links` (None: all) are slow now, with the fraction left of the rate.
 
-        Flows are measured `repeats` times. If all links are asked for, they are measured once, and
-        those that seem slow `repeats` times. Collective; all ranks get the same.
+        Flows over `links` are measured `repeats` times. If `links` is None, flows over all links
+        are measured once, and those over links that seem slow `repeats` times more. Collective; all
+        ranks get the same result.
         """
         best, chosen = 1.0, self.experiments
         if links is None:

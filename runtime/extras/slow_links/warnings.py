@@ -133,9 +133,10 @@ class Record:
 
 
 def list_watches(transport: Transport, topology: Topology | None) -> list[Observer]:
-    """Return the observers that watch a transport's links; `topology` has the links' names.
+    """Return the observers that watch a transport's links.
 
-    Empty on GPUs: calls there end after the host has started them.
+    `topology` has the links' names, None if they are unknown. The list is empty on GPUs, since the
+    host does not wait for calls there, and cannot time them.
     """
     if transport.device.type != "cpu" or transport.links.is_batched:
         return []

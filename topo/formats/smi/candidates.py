@@ -46,10 +46,12 @@ def choose_boards(
     has_own_memory: bool,
     notes: list[str],
 ) -> tuple[dict[int, Board], str]:
-    """Return the board of each GPU, by column, and how it is known in words.
+    """Return the board of each GPU, by column, and a text on how the boards are known.
 
-    `has_own_memory` is whether GPUs have NUMA nodes of their own. If several boards are possible, a
-    note lists them; the result is empty if nothing says which it is.
+    `names` has what the text around the matrix calls the GPUs; `has_own_memory` is whether GPUs
+    have NUMA nodes of their own. Without names the NVLinks and affinities decide: if several boards
+    have them, one is assumed, and a note lists them all. If no board has them, no boards are
+    returned, and the text is "".
     """
     gpus = list(iterate_members(cells.gpus))
     by_name = {i: known for i in gpus if (known := names.find(int(cells.ids[i][3:])))}
