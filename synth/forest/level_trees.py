@@ -203,8 +203,8 @@ class LevelTrees(LinkArrays):
         """Add a tree from every root in turn, at prices that rise with the load of earlier ones.
 
         Links have room for trees that together carry `rate_GBps`; beyond that, prices are high.
-        Return False if the time limit ended before every root had its tree; at least the first root
-        has one.
+        Return False if the time limit ended before every root had its tree: `roots` is then cut to
+        those that have one, at least the first.
         """
         around: list[list[int]] = [[] for _ in range(self.size)]
         for i in self._usable.tolist():
