@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 # Candidates whose predicted time exceeds this multiple of the best one do not race.
 _NEAR = 1.4
-# Most schedules that race besides the plan's own; each also races in a coarser segmentation.
+# From this many schedules on, no further ones join a race but the plan's own. The best of each
+# sender count, and so do the coarser segmentations that race beside each of the others.
 _RACED = 4
 # The factor between a segmentation and the next coarser one that races.
 _STEP = 4

@@ -45,7 +45,8 @@ _MODEL_OF_XEON: Mapping[str, int] = {"1": 85, "2": 85, "3": 106, "4": 143, "5": 
 def find_cpu(text: str) -> tuple[str, dict[str, str]] | None:
     """Return the CPU's name that a text mentions, and its model by the keys of NCCL's XML.
 
-    None if the text names none that is known, or several.
+    Return None if the text names no CPU that is known, or CPUs of several models. If several names
+    stand for one model, the name is the first of them in the text.
     """
     found = {m[0]: ("AuthenticAMD", _ZEN_OF_DIGIT[m[1]], 1) for m in _EPYC.finditer(text)}
     found |= {m[0]: ("GenuineIntel", 6, _MODEL_OF_XEON[m[1]]) for m in _XEON.finditer(text)}

@@ -176,11 +176,12 @@ class Board:
 
     `sm` is the compute capability times ten, None for AMD's GPUs, whose architecture is `gcn` (""
     for NVIDIA's). `wires` is the most NVLinks or xGMI links that it has, `wire_GBps` the rate of
-    one, `pair_wires` how many join two of them if a text does not say. `is_card` says that these
-    are bridges between cards. `c2c_GBps` is the rate to the CPU of its module, None if it
-    has no NVLink-C2C, `own_nic_Gbps` that of the NICs on its module, None if it has none.
-    `has_rdma` is False if NICs cannot access its memory, `has_pcie_p2p` if the maker's driver lets
-    no other GPU do so over PCIe.
+    one link, `pair_wires` how many links join two such GPUs if a text does not say. `is_card` says
+    that the GPU is a card, which such links join to another card by a bridge. `c2c_GBps` is the
+    rate to the CPU of its module, None if it has no NVLink-C2C. `own_nic_Gbps` is the rate of the
+    NICs on its module in Gb/s, None if there are none. `has_rdma` is False if NICs cannot access
+    its memory. `has_pcie_p2p` is False if the maker's driver lets no other GPU access its memory
+    over PCIe.
     """
 
     name: str
@@ -207,8 +208,9 @@ class Board:
 
     @property
     def dies(self) -> int:
-        """How many GPUs the driver shows of a board: 2 if the table states memory a die, else 1.
+        """How many GPUs the driver shows for one board.
 
+        It is 2 if the table states the board's memory per die ("64 a die"), else 1.
         K80 and M60 are listed as one of their two GPUs, as the driver names them.
         """
         return 2 if self.memory_GB.endswith(" a die") else 1
@@ -220,10 +222,11 @@ class Board:
 
     @property
     def nic_Gbps(self) -> int | None:
-        """The NICs on this module, or of machines with it and NVSwitches; None for all others.
+        """The rate of one NIC in machines with this board, in Gb/s; None if it is not known.
 
-        The latter are HDR InfiniBand for A100, NDR for Hopper and B200, and 800 Gb/s for B300
-        (datasheets of DGX A100, H100, B200 and B300).
+        It is the rate of the NICs on the board's module, if it has any. Otherwise, for modules of
+        machines with NVSwitches, it is 200 Gb/s (HDR InfiniBand) for A100, 400 (NDR) for Hopper and
+        B200, and 800 for B300 (datasheets of DGX A100, H100, B200 and B300).
         """
         if self.own_nic_Gbps is not None:
             return self.own_nic_Gbps
@@ -289,9 +292,11 @@ def find_board(name: str) -> Board | None:
 
 
 def find_mentioned(line: str) -> set[str]:
-    """Return the names of the boards that a line of text mentions; `8x H100` is one, `T4` none.
+    """Return the names of the boards that a line of text mentions.
 
-    PCI ids count as lspci and rocm-smi print them.
+    A short name that may mean other things counts only after a maker's name or a number of boards:
+    `8x T4` mentions a board, `T4` alone does not. PCI ids count as well, as lspci and rocm-smi
+    print them; a line with ids of boards is not searched for names.
     """
     numbers = {number or other for number, other in _LISTED_ID.findall(line)}
     by_id = {board.name for number in numbers if (board := find_by_id(number))}
@@ -327,8 +332,8 @@ def find_by_id(device: str) -> Board | None:
 def find_by_architecture(sm: int | None = None, gcn: str = "") -> tuple[Board, ...]:
     """Return the boards with a compute capability (times ten), or one of AMD's architectures.
 
-    If none has the capability `sm`, it is the newest older one. `gcn` is gfx942, 942 or
-    gfx90a:sramecc+.
+    `sm` is the capability; if no board has it, return the boards with the next lower one. `gcn` is
+    the architecture if `sm` is None, spelled as gfx942, 942 or gfx90a:sramecc+.
     """
     if sm is not None:
         nearest = max((b.sm for b in BOARDS if b.sm is not None and b.sm <= sm), default=None)
@@ -339,7 +344,10 @@ def find_by_architecture(sm: int | None = None, gcn: str = "") -> tuple[Board, .
 
 
 def find_wire_GBps(boards: Iterable[Board]) -> Fraction | None:
-    """Return GB/s of one link of these boards, as far as they have links; None if they differ."""
+    """Return the GB/s of one NVLink or xGMI link of these boards.
+
+    Boards without such links do not count. Return None if the rates differ, or if there are none.
+    """
     rates = {board.wire_GBps for board in boards if board.wires}
     return rates.pop() if len(rates) == 1 else None
 
@@ -363,11 +371,13 @@ def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None
 
 
 def count_nvlinks(GBps: Fraction, gpu: Mapping[str, object]) -> int:
-    """Return the number of NVLinks that a rate is the sum of, if no file counts them.
+    """Return how many NVLinks have the rate `GBps` together, if no file counts them.
 
-    It is 1 up to the rate of the fastest single link. Above it, the rate of one is that of the GPU
-    (`gpu` is its device's `extra`), else 25 GB/s, else 50 if 25 takes more links than any GPU has,
-    else that of cards; 1 if the sum is no multiple of it.
+    Return 1 up to the rate of the fastest single link. Above that, divide by the rate of one link
+    of the GPU, whose device has the fields `gpu` in `extra`. If that rate is not known, try those
+    of the boards in the table: 25 GB/s first, then those of other modules, then those of cards. A
+    rate counts if the quotient is a whole number and no more links than such a board has; return 1
+    if none counts.
     """
     if GBps <= FASTEST_NVLINK_GBps:
         return 1
@@ -386,9 +396,11 @@ def _divide(GBps: Fraction, own_GBps: Fraction | None) -> int:
 
 
 def is_mesh_of_dies(board: Board, gpus: int, most: int) -> bool:
-    """Return whether eight dies, which are joined over each other, all have pairs with all.
+    """Return whether a text joins all pairs of eight dies (MI250), of which only some have links.
 
-    `gpus` is how many there are, and `most` the largest number of others that one is paired with.
+    `gpus` is the number of GPUs in the text, and `most` the largest number of others to which it
+    joins one of them. The other pairs are joined over links of other dies, so such a text does not
+    say where links are.
     """
     return board.gcn == NOT_MESHED and gpus == MESH and most == MESH - 1
 

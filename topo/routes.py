@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 # Device ids from the sending to the receiving GPU, both included.
 Route = tuple[str, ...]
-# How each device is reached: the scaled latency, the hops, the rank of the narrowest link by width
-# (0 the widest), the number of devices reached before it, and the device before it.
+# How each device is reached: the scaled latency, the hops, the rank by width of the narrowest link
+# on the way (0 for the topology's narrowest links, -1 for the next wider ones and so on), the
+# number of devices reached before it, and the device before it.
 _Reached = dict[str, tuple[int, int, int, int, str]]
 # With more GPUs, searching the routes of all pairs takes too long just to print a number of rounds.
 _ROUTED_RANKS = 64
 
-# The other end of a link, its latency in whole units, and the rank of its width, the widest first.
+# The other end of a link, its latency in whole units, and its rank by width (0 or less, see above).
 _Hop = tuple[str, int, int]
 
 

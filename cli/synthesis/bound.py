@@ -62,8 +62,8 @@ def run_bound(job: SynthRun) -> None:
         job.in_network = bound_in_network(
             usable.collective, usable.router.topology, bounds.multipath, effort
         )
-        find_lost_help(job, say)
         job.cut_short += effort.cut_short
+        find_lost_help(job, say)
     if job.args.json:
         body: dict[str, object] = {
             **job.head_json(),
@@ -125,7 +125,8 @@ def find_lost_help(job: SynthRun, say: Say) -> None:
     """Set the job's `with_help`: the bound if the ranks left out passed on data for the others.
 
     Nothing is set if none were left out, or on large machines. Links that were changed stay
-    changed. `say` receives progress messages.
+    changed. Searches that the time limit stops are added to the job's `cut_short`. `say` receives
+    progress messages.
     """
     gone = set(job.args.without_rank)
     if not gone or len(job.machine.ranks) > _MAX_HELPED_RANKS:
@@ -134,8 +135,9 @@ def find_lost_help(job: SynthRun, say: Say) -> None:
     machine, router = load_for_planning(degrade(job.drawn, links) if links else job.drawn)
     members = [rank for rank in range(len(machine.ranks)) if rank not in gone]
     group = group_on(job.collective.name, machine, members, job.given.root)
-    effort = Effort(job.args.time_limit)
+    effort = Effort(job.args.time_limit, began=job.started)
     job.with_help = find_bounds(group, router, effort, say).single_path
+    job.cut_short += effort.cut_short
 
 
 def run_export(job: SynthRun) -> None:

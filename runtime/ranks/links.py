@@ -122,10 +122,12 @@ class Links:
     def run_stock(
         self, call: Callable[[], object], what: str, finish: Callable[[], object]
     ) -> Callable[..., None]:
-        """Return a function that runs a stock collective, then `finish`.
+        """Return a function that runs `call` (from `make_stock`) and, if no rank failed, `finish`.
 
-        It takes the number of the call (None: the next one). `what` describes the call in the
-        error that it raises if a rank fails.
+        The function takes the call's number in the group's count of calls, equal on all ranks
+        (None: the next one). If a rank fails it raises an ExecutionError that names the rank at
+        fault, if known, and the call by the text `what`. An error by which the backend refuses
+        `call` is raised unchanged.
         """
 
         def run(number: int | None = None) -> None:

@@ -192,7 +192,7 @@ class Trial(Generic[E]):
 
     @property
     def entrants(self) -> list[E | None]:
-        """All entrants that have taken turns, the first one first."""
+        """The entrants with a place in the heat, timed or not, in order of their first turns."""
         return list(self._times_s)
 
     @property

@@ -146,7 +146,7 @@ class ForestBuilder:
     def has_within(self, gap: Fraction = AT_BOUND) -> bool:
         """Return whether some forest within the limits is at most `gap` below the bound.
 
-        `gap` is a fraction of the bound.
+        `gap` is a fraction of the bound, by default that of forests which count as reaching it.
         """
         least = self.bound * (1 - gap)
         return any(c.rate_GBps >= least and c.keeps(self.limits) for c in self.candidates)
@@ -216,7 +216,7 @@ class ForestBuilder:
         return self.candidates
 
     def add_single_trees(self) -> None:
-        """Add the shallowest tree, and deeper ones that each carry more than all shallower ones."""
+        """Add forests of one tree: the shallowest, and each that is faster than all shallower."""
         graph, n = self.survey.graph, len(self.survey.ranks)
         if n > METRIC_RANKS:
             _, tree = graph.cheapest_tree(1 / graph.capacity)
@@ -453,8 +453,8 @@ def choose(
 ) -> list[CandidateForest]:
     """Return the Pareto front of the forests within the limits.
 
-    If the limits have an epsilon, return instead the forest with the fewest trees among those at
-    most that fraction below the bound, or an empty list.
+    If the limits have an epsilon, only forests count whose rates are at most that fraction below
+    the bound: return the one with the fewest trees, or an empty list if there is none.
     """
     allowed = [c for c in candidates if c.keeps(limits)]
     if limits.epsilon is None:

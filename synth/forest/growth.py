@@ -22,12 +22,13 @@ _CLOSE = 1 + 1e-9
 
 
 class Growth:
-    """A tree that grows from the GPU `start` until it has all GPUs within reach.
+    """A tree that grows from the GPU `start`, its root, until it has all GPUs within reach.
 
-    GPUs and devices are numbers in `links`. `around` lists the links out of each device that may be
-    used, `prices` is what they cost (it changes while the tree grows), `hop` the price of a hop
-    between a GPU and the root, and `limit` the most hops. `depth` has the GPUs inside the tree, by
-    device.
+    GPUs and devices are numbers in `links`. `around` lists for each device the links out of it that
+    may be used, `prices` has the price of each link (the caller raises them while the tree grows).
+    The price of reaching a GPU also counts `hop` for each hop between it and the root. No GPU is
+    more than `limit` hops from the root. `depth` has the hops to each GPU inside the tree, by its
+    number.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class Growth:
         self._open(start)
 
     def next_route(self) -> list[int] | None:
-        """Return the links to the nearest GPU outside the tree, from one inside, and add it.
+        """Add the GPU outside the tree that is cheapest to reach; return the links to it.
 
-        None if no GPU can be reached within the limit.
+        They lead from a GPU inside the tree. Return None if no GPU can be reached within the limit.
         """
         while self._heap:
             offer, device = heappop(self._heap)

@@ -164,9 +164,10 @@ class LevelTrees(LinkArrays):
             self._count(len(self.trees) - 1, links, 1)
 
     def take(self, seeds: Forest) -> None:
-        """Add the trees of a forest, each as often as its share asks for; an alternative to `grow`.
+        """Add the trees of a forest instead of growing trees (`grow`).
 
-        All roots must have trees in the forest.
+        Each is added as often as its share of the trees of its root asks for. The forest must have
+        trees for each of `roots`.
         """
         images = np.arange(self.size)[None] if seeds.images is None else seeds.images
         ranks = {gpu: r for r, gpu in enumerate(self.topology.ranks)}
@@ -202,8 +203,8 @@ class LevelTrees(LinkArrays):
         """Add a tree from every root in turn, at prices that rise with the load of earlier ones.
 
         Links have room for trees that together carry `rate_GBps`; beyond that, prices are high.
-        Return False if the time limit ended before every root had its tree: those that follow the
-        first tree may be missing then.
+        Return False if the time limit ended before every root had its tree: `roots` is then cut to
+        those that have one, at least the first.
         """
         around: list[list[int]] = [[] for _ in range(self.size)]
         for i in self._usable.tolist():
@@ -302,8 +303,8 @@ class LevelTrees(LinkArrays):
     ) -> None:
         """Move branches off full links until the gap to the bound is as small as can be found.
 
-        Call it after `take` or `grow`. Gaps are fractions of `bound_GBps`. Below `least_gap` links
-        may have no slack, and the search for a layout is short.
+        Call it after `take` or `grow`. Gaps are fractions of `bound_GBps`. For gaps below
+        `least_gap` links may not have enough room, so the search for a layout is short.
         """
         best = [tree.copy() for tree in self.trees]
         for gap in GAPS:
@@ -493,10 +494,11 @@ def choose_count(
 ) -> tuple[int, float]:
     """Return the best of the numbers of trees in `counts`, and the gap to the bound to aim for.
 
-    The gap is a fraction, 1 if none is within reach. A link carries a whole number of trees, so
-    some of its bandwidth is left. That matters for the links that the bound's certificate is about.
-    `slack` is the share of the room that is left free for moving trees. None is for trees from
-    every root, where the links that are not full leave enough choice.
+    The gap is a fraction of the bound, 1 if no gap of GAPS is within reach. A link carries a whole
+    number of trees, so some of its bandwidth is lost; what is lost on the links that the bound's
+    certificate prices, or cuts, makes the gap. `slack` is the share of those links' room to leave
+    free, so that trees can be moved. None is for trees from every root: it leaves none free, since
+    the links that are not full give enough choice.
     """
     weight = _weigh(links, bound)
     weight, rate = weight / weight.sum(), float(bound.algbw_GBps)

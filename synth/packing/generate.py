@@ -52,8 +52,9 @@ _CARRIES = 1e-9
 class TreePacking(Packing[Tree]):
     """Column generation of undirected trees under the bandwidths of pairs of devices.
 
-    A column is a tree. Pair i of `graph` counts in row `rows[i]`. `shares` are rates in GB/s, so no
-    packing's rate exceeds 1 / `value`; it is reached if the packing is `finished`.
+    A column is a tree. Pair i of `graph` counts in row `rows[i]`. `shares` are the trees' rates in
+    GB/s. The rates of no packing have a sum above 1 / `value`; those of this one have that sum if
+    it is `finished`.
     """
 
     at_rates = True

@@ -123,9 +123,10 @@ class LevelPaths(LinkArrays):
         return np.where(real, self.find_links(src, dst), -1).astype(np.int32)
 
     def even_out(self, enough: float, effort: Effort) -> None:
-        """Move pairs off full links until the busiest takes as little above `enough` as is found.
+        """Move pairs off full links until the busiest link takes as little time as can be found.
 
-        Stop early if the effort is spent. If `enough` is 0, a lower bound takes its place.
+        The search ends once that time is near `enough` (in the units of `reached`), or the effort
+        is spent. If `enough` is 0, the lower bound of `find_prices` takes its place.
         """
         enough = enough or self.find_prices()[0]
         least = _ENOUGH if self.load.sum() > _MANY_HOPS else 0.0

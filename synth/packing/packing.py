@@ -30,13 +30,14 @@ WHOLE = 0
 class Packing(ColumnGeneration[C]):
     """Column generation of columns that share rows of links.
 
-    A subclass prices columns, counts what they use, and says which part each carries. `columns` has
-    the uses of each column by row, and `row_capacity` the GB/s of each row.
+    A subclass prices columns, counts what they use, and says which part of the data each carries.
+    `columns` maps each column to its uses of rows, by row number; `row_capacity` has the GB/s of
+    each row.
 
-    `shares` are those of `columns`, as floats relative to the column's part. Times are in units of
-    one part over 1 GB/s: `value` is the lower bound that the prices `best` prove, `reached` the
-    time that the shares take. Columns are fast enough once their time is at most `enough`. With
-    `at_rates` the data is one part, and `shares` are rates in GB/s, whose sum is 1 / `reached`.
+    `shares` has for each column the share of its part that it carries, as a float. Times are in
+    units of one part over 1 GB/s: `value` is the lower bound on the time that the prices `best`
+    prove, `reached` the time that the shares take. A time of at most `enough` is fast enough. With
+    `at_rates` there is one part, and `shares` are rates in GB/s, whose sum is 1 / `reached`.
     """
 
     at_rates = False
@@ -66,7 +67,10 @@ class Packing(ColumnGeneration[C]):
         return self._price(column, self.prices)
 
     def improves(self, column: C) -> bool:
-        """Return whether a column is new, and costs less than its part's dual at the duals."""
+        """Return whether a column is new, and costs less than its part's entry in `duals`.
+
+        Its cost is at the prices `dual` of the latest solution.
+        """
         if column in self.columns:
             return False
         limit = self.duals.get(self.group_of(column), np.inf) * (1 - self.tolerance)
@@ -76,10 +80,10 @@ class Packing(ColumnGeneration[C]):
         return sum(float(prices[row]) * times for row, times in self.count_uses(column).items())
 
     def raise_bound(self, least: float) -> None:
-        """Store the bound that `prices` prove if it is the best so far.
+        """Store the lower bound on the time that `prices` prove, if it is the best so far.
 
-        By weak duality nothing is faster than the cost `least` of all parts' cheapest columns over
-        that of all links.
+        `least` is the sum over the parts of the cost of the cheapest column. By weak duality, no
+        shares take less time than `least` over the cost of all rows' capacities.
         """
         value = least / float(self.row_capacity @ self.prices)
         if value > self.value:
@@ -90,7 +94,10 @@ class Packing(ColumnGeneration[C]):
         return self.reached <= max(self.value, self.enough) * (1 + self.tolerance)
 
     def solve(self, fresh: Sequence[C], effort: Effort) -> bool:
-        """Add the columns `fresh` and divide each part; return False without an optimum."""
+        """Add the columns `fresh`, and divide each part among its columns.
+
+        Return False, and keep the former shares, if the linear program has no optimum.
+        """
         self.columns.update((column, self.count_uses(column)) for column in fresh)
         solved = self._divide(effort)
         if solved is not None:

@@ -188,7 +188,7 @@ class RootedPacking(SharePacking[RootedTree]):
         """Return the trees of a group that take one or two hops in each direction.
 
         Data goes from the root to a hub, any rank, and from there to the members; for allreduce,
-        the root is the hub. None are returned if there are very many.
+        the root is the hub. The list is empty if there would be very many trees.
         """
         members, n = self.members or [], len(self.gpus)
         metric = self._price_routes(1 / self.capacity)
@@ -213,11 +213,11 @@ class RootedPacking(SharePacking[RootedTree]):
         return out
 
     def grow_spread_trees(self, effort: Effort) -> list[RootedTree]:
-        """Return trees for a group of many members, one after the other, that avoid used links.
+        """Return trees for a group of many members, each of which avoids the links of earlier ones.
 
-        Each raises the prices of its links for the following ones (multiplicative weights, as Garg
-        and Koenemann 2007 pack columns). With few members, whose cheapest trees are found exactly,
-        column generation is as quick: none are returned.
+        Each tree raises the prices of its links for the following ones (multiplicative weights, as
+        Garg and Koenemann 2007 pack columns). The list is empty for a group of few members, whose
+        cheapest trees are found exactly: column generation is as quick for it.
         """
         if self.members is None or len(self.members) <= MAX_TERMINALS:
             return []
@@ -244,7 +244,7 @@ class RootedPacking(SharePacking[RootedTree]):
         return list(out)
 
     def prefer_few_steps(self, effort: Effort) -> None:
-        """Divide the shares anew: of equally fast shares, those of trees with the fewest hops."""
+        """Divide the shares anew: among equally fast ones, prefer those of trees with few steps."""
         ranks = {self.names[device]: rank for rank, device in enumerate(self.gpus.tolist())}
         uses, trees = list(self.columns.values()), list(self.columns)
         groups, steps = [self.group_of(t) for t in trees], [tree_steps(t, ranks) for t in trees]

@@ -100,10 +100,10 @@ class Survey:
 
     @cached_property
     def classes_are_orbits(self) -> bool:
-        """Whether known symmetries move every pair of devices of a class to every other.
+        """Whether known symmetries map every pair of devices to every other one of its class.
 
-        A class (`PairGraph.classes`) has pairs of the same role. If so, prices by class lose
-        nothing.
+        A class (`PairGraph.classes`) has pairs of the same role. If this is true, one price for all
+        links of a class gives as good a bound as a price for each link.
         """
         graph = self.graph
         classes = int(graph.classes.max(initial=-1)) + 1
@@ -200,10 +200,10 @@ class Survey:
     def level_paths(self, enough_s_per_GB: Fraction, effort: Effort) -> LevelPaths | None:
         """Return one path per pair for alltoall, with loads evened out; None: use `paths` instead.
 
-        None too where shifts of the ranks are symmetries: `paths` then solves for one source alone.
-        Else there is a result if paths of fewest hops take at most `enough_s_per_GB`, in seconds
-        for a GB of what each rank sends, or if there are too many pairs for column generation.
-        Raise InfeasibleError if there are too many pairs for either method.
+        Return None if shifts of the ranks are symmetries, since `paths` then solves for one source
+        alone. Otherwise return paths if those of fewest hops take at most `enough_s_per_GB` seconds
+        for each GB that a rank sends, or if there are too many pairs for column generation, else
+        None. Raise InfeasibleError if there are too many pairs for either method.
         """
         packing, ranks = self._alltoall_packing, len(self.ranks)
         if packing.images is not None:

@@ -13,6 +13,9 @@ import pytest
 from called import call_command
 from planned import synthesize
 
+from topoplan.cli.synthesis.bound import find_lost_help
+from topoplan.cli.synthesis.job import make_job
+from topoplan.cli.synthesis.options import build_parser, check_options
 from topoplan.synth.bounds import cuts
 from topoplan.synth.bounds.certificate import Bounds, check_bound
 from topoplan.synth.bounds.cuts import cut_bound
@@ -99,6 +102,17 @@ def test_the_command_marks_a_bound_in_text_and_json() -> None:
     out = json.loads(call_command("synth", *asked, "--json").stdout)
     assert out["bound_one_way"]["cut_short"] is True
     assert out["search_complete"] is False
+
+
+def test_a_stopped_bound_with_the_help_of_ranks_left_out_is_a_stopped_search() -> None:
+    args = build_parser().parse_args(["allreduce", TWO_BOXES, "--without-rank", "3"])
+    check_options(args)
+    job = make_job(args)
+    job.started -= 2 * args.time_limit
+    survey.cache_clear()
+    find_lost_help(job, lambda _: None)
+    assert job.with_help is not None and job.with_help.is_cut_short
+    assert job.cut_short
 
 
 @pytest.mark.long

@@ -35,11 +35,12 @@ class Notes:
             )
 
     def add_missing_links(self, boards: Mapping[str, Board | None], reason: str) -> None:
-        """Note that a file lists no link of GPUs whose boards have NVLink or xGMI; else nothing.
+        """Note the GPUs that have NVLink or xGMI by their boards, but no such link in a file.
 
-        `boards` has the board of each GPU that has no such link in the file, by id, None if it is
-        unknown. A single one is not noted: it may be alone in its machine. `reason` says why a file
-        of this format may lack links.
+        `boards` has the board of each GPU without such a link in the file, by the GPU's id, None if
+        the board is unknown. Only boards that machines always join by such links count. If there is
+        just one such GPU, nothing is noted: it may be alone in its machine. `reason` says why a
+        file of this format may lack links.
         """
         named = {gpu: b for gpu, b in boards.items() if b is not None and b.has_soldered_links}
         for gpu, board in named.items() if len(named) > 1 else ():

@@ -8,9 +8,11 @@ from ...extras import REPAIRS, Names
 
 @dataclass(frozen=True)
 class PastedXml:
-    """An element with all in it, after as many empty lines as there are lines before it.
+    """An XML element that was found in a text.
 
-    `is_whole` is False if it has no end.
+    `text` is the element with its contents, after as many empty lines as the element has lines
+    before it, so that line numbers in errors are those of the whole text. `is_whole` is False if
+    the element has no end tag.
     """
 
     text: str
@@ -19,11 +21,11 @@ class PastedXml:
 
 @dataclass(frozen=True)
 class Repairs:
-    """What undoes pasting.
+    """What undoes the damage that copying and pasting does to a text.
 
     `clean(text)` returns a text without the traces of terminals, web pages and logs; lines stay
-    lines. `find_xml(text, *roots)` returns the first whole element of a text that is called as one
-    of the roots, else the first one without an end, None without any.
+    lines. `find_xml(text, *roots)` returns the first whole element of a text whose tag is one of
+    `roots`, else the first such element without an end tag, else None.
     """
 
     clean: Callable[[str], str]

@@ -36,7 +36,11 @@ class Turns(Messages):
         return "the plan limits concurrent transfers, which messages keep to alone"
 
     def takes(self, schedule: Schedule) -> bool:
-        """Return whether a schedule may be sent so: steps of several segments overlap."""
+        """Return whether a schedule's messages can wait for their turns.
+
+        They can only if the buffer is sent in one segment: with several (pipelined) segments the
+        steps overlap.
+        """
         return schedule.segments == 1
 
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:

@@ -74,7 +74,7 @@ def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int]) ->
 
 
 def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
-    """Return the ranks that other ranks' reports say ended without a report of their own."""
+    """Return the ranks that ended without a report of their own, according to others' reports."""
     return sorted({rank for report in reports.values() for rank in report.ended} - set(reports))
 
 

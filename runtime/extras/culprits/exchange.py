@@ -38,9 +38,9 @@ _FLUSH_S = 0.3
 class ReportExchange:
     """One rank's part in exchanging reports of a failure; making it posts this rank's report `own`.
 
-    `key` names this exchange, one for each failure, and is the same on all `ranks` of the group, of
-    which `rank` is this one; both are numbers in the launch. `addresses` are where they receive
-    reports. The exchange takes at most `seconds`.
+    `key` names the failure, by the same text on all ranks of the group. `ranks` are the ranks of
+    the group and `rank` is this one, as numbered in the launch. `addresses` are those at which the
+    ranks receive reports. The exchange takes at most `seconds`.
     """
 
     def __init__(

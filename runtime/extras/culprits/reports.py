@@ -34,8 +34,8 @@ _LOST_AFTER_S = 3.0
 _IDLE_S, _PROBES = 1, 3
 
 Report = Mapping[str, Any]
-# Fate of the connection to a rank: `ended` if it was refused, or closed without a report; `failed`
-# if the network knows no route to its host, or carries nothing any more.
+# Fate of the connection to a rank: `ended` if it was refused, so that the rank's process has ended;
+# `failed` if the network knows no route to its host, or carries nothing any more.
 Reach = Literal["trying", "reached", "ended", "failed"]
 
 
@@ -143,7 +143,11 @@ class Relay:
             return dict(self._groups[key].reach)
 
     def is_behind(self, key: str) -> bool:
-        """Return whether a report of the group has yet to be sent to a rank in reach."""
+        """Return whether a report of the group may have yet to be sent to a rank in reach.
+
+        Lines of other groups that wait in a connection count as well, since the connection sends
+        them in order.
+        """
         with self._lock:
             count = len(self._groups[key].lines)
             return any(

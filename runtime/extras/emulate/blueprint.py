@@ -247,9 +247,10 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[tuple[str, .
 
 
 def find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
-    """Return how many emulated bit/s stand for each GB/s of the topology.
+    """Return the ratio of links' emulated rates to their rates in the topology, without a unit.
 
-    The slowest link gets `slowest_bps`; if that is None, as much as this host's cores can emulate.
+    It is chosen so that the slowest link gets `slowest_bps` bit/s. If that is None, the ratio is
+    the largest at which this host's cores can emulate all links, and no link exceeds 800 Mbit/s.
     """
     rates = [x * 8 * 10**9 for x in topology.capacity_GBps.values()]
     if slowest_bps is not None:

@@ -29,11 +29,11 @@ _Signature = tuple[object, ...]
 
 
 class Announcer:
-    """Tells the helpers of a group's calls, for all communicators of the group.
+    """Tells the helpers what calls a group makes, for all communicators of the group.
 
     `transport` is over all participants. The first of `members` sends headers, the messages that
-    tell helpers what to do; the others only number the calls alike. `helpers` are all that calls
-    may use.
+    tell helpers what to do; the other members only give plans the same numbers. `helpers` are all
+    ranks that may help in a call, though a single call may use a part of them.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class Announcer:
     def add_plan(self, plan: Plan, codec: Codec | None) -> int:
         """Give a plan a number, publish it in the store for the helpers, and return the number.
 
-        `codec` compresses what its calls send. All members add their plans in the same order.
+        `codec` compresses what the plan's calls send (None: nothing does). All members must add
+        their plans in the same order, so that they give them the same numbers.
         """
         self._plans += 1
         if self.is_leader:
@@ -60,7 +61,7 @@ class Announcer:
     def announce(self, header: Header, helpers: Iterable[int], call: Call) -> None:
         """Send `header` to `helpers` if this rank is the first member.
 
-        Raise ExecutionError if the connection fails, as for a failure of `call`.
+        If a connection fails, raise the ExecutionError for a failure of `call`, the current call.
         """
         if not self.is_leader:
             return

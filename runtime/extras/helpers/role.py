@@ -17,8 +17,9 @@ from .service import Service
 class HelpedRole(Role):
     """The role of a member: it makes calls, and announces them to the helpers by `announcer`.
 
-    The helpers know the plan by `number`. If it `owns` the announcer, `close` closes that too.
-    `label` is this rank's number in the plan; `codec` compresses what its calls send.
+    `label` is this rank's number in the plan, `members` the transport over the members, `codec`
+    compresses what calls send (None: nothing does). `owns` says that the announcer is for this plan
+    alone, so that `close` closes it too.
     """
 
     def __init__(

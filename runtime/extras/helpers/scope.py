@@ -20,8 +20,9 @@ from ...ranks.rank_locations import find_machine
 class Launch:
     """The launch around a group with helpers; all ranks are numbered as in the launch.
 
-    `size` is the number of all ranks, `rank` this one; `store` is shared by all. `members` are the
-    group's ranks, `helpers` those that forward bytes for it, for tensors on device type `device`.
+    `members` are the group's ranks, `helpers` other ranks that forward bytes for them, for tensors
+    on the device type `device` ("cpu" or "cuda") only. `rank` is this rank, `size` the number of
+    all ranks, `store` the one that all of them share.
     """
 
     members: tuple[int, ...]
@@ -52,7 +53,10 @@ class HelpedScope(Scope):
         self.launch, self.helpers = launch, launch.helpers
 
     def is_within(self, device: str) -> bool:
-        """Return whether plans for a device type cover GPUs besides the members': if helped."""
+        """Return whether plans for a device type also cover GPUs of ranks that are no members.
+
+        They do for the device type for which the group has helpers.
+        """
         return device == self.launch.device
 
     def describe(self, name: str, root: int | None, device: str) -> Collective:
@@ -77,10 +81,11 @@ class HelpedScope(Scope):
         )
 
     def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology | None:
-        """Return the plan for `wanted` in the user's files, or the topology to plan for, or None.
+        """Return the plan for the collective `wanted`, or the topology to plan for.
 
-        `source` are those files, or a topology, which must have a GPU for each rank of the launch.
-        Raise PlanMismatchError if it does not.
+        `source` are the user's files of plans, or a topology. Return None if the files have nothing
+        for `wanted`. If helpers may help `wanted`, the plan or topology must have a GPU for each
+        rank of the launch: raise PlanMismatchError if it does not.
         """
         if wanted.has_all_gpus:
             return super().pick(source, wanted)

@@ -32,8 +32,8 @@ _END_S = 5.0
 class Service:
     """Serves calls on this rank, a helper, over `transport` for the group of `members`.
 
-    `take_plan` returns the plan with a given number, which the members publish before its first
-    call, and the codec that compresses its messages.
+    `take_plan(number)` returns the plan to which the members gave a number, and the codec that
+    compresses its messages (None: none). The members publish a plan before its first call.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Service:
         return sum(sender.sent_bytes for _, sender in self._senders.values())
 
     def serve(self, calls: int | None = None) -> int:
-        """Serve the members' calls, at most `calls` of them, until they are done with their group.
+        """Serve the members' calls until they close their group, or `calls` calls are served.
 
         Return the number of calls served. Raise ExecutionError if a call fails, or a member ends
         without closing its group.

@@ -27,11 +27,14 @@ PUSHED: Final = f"{ONE_SIDED}, pushed"
 
 
 def stage(schedule: Schedule, topology: Topology) -> Schedule | None:
-    """Return a schedule with the same messages, in steps where each rank sends to one other rank.
+    """Return the schedule, unsegmented, with each step divided into steps of one peer per rank.
 
-    It also receives from one rank only. A step of the original is divided by distance: in the k-th
-    part rank r sends to rank r + k. Return None if some rank sends a chunk in the step in which it
-    receives it, since the messages of a step are sent as if at once.
+    In every new step a rank sends to at most one rank and receives from at most one: in the k-th
+    part of an old step, rank r sends to rank (r + k) mod `ranks`. Parts without messages are left
+    out. The steps' times are those on `topology`.
+
+    Return None if a rank both sends and receives a chunk in one step: if the step were divided,
+    the rank might send the received value instead of its old one.
     """
     uncut = schedule.uncut
     t, ranks = uncut.transfers, uncut.collective.ranks

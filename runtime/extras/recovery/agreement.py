@@ -41,9 +41,9 @@ class RankLostError(ExecutionError):
 class RankStatus:
     """What a rank tells the others in a recovery.
 
-    `ended` is the number of the last call that it has completed. It has made new gloo connections
-    for the calls to come: `address` has what gloo needs to reach it, by gloo's own keys, `ports`
-    the TCP ports at which it listens. `unreached` are the ranks that it cannot connect to.
+    `ended` is the number of the last call that the rank has completed. For the calls to come the
+    rank listens anew: `address` has what gloo on other ranks needs to connect to it, by gloo's own
+    keys, `ports` the TCP ports at which it listens. `unreached` are the ranks that it cannot reach.
     """
 
     ended: int
@@ -90,8 +90,8 @@ def list_pairs(unreached: Mapping[int, Sequence[int]]) -> list[Pair]:
 class Recovery:
     """One rank's part in recovery number `number` of the group that `name` identifies.
 
-    `addresses` are those at which the ranks receive reports, by rank; at `deadline`
-    (time.monotonic) waiting ends.
+    `rank` is this rank. `addresses` are those at which the ranks receive reports, by rank. Waiting
+    for other ranks' statuses and for the decision ends at `deadline` (time.monotonic).
     """
 
     name: str
@@ -125,9 +125,9 @@ class Recovery:
             time.sleep(POLL_S)
 
     def find_unreached(self) -> list[int]:
-        """Return the ranks that this one cannot connect to, after trying for some seconds.
+        """Try for some seconds to connect to all ranks; return those without a connection.
 
-        Raise RankLostError if processes have ended.
+        Raise RankLostError if the process of a rank has ended.
         """
         began = time.monotonic()
         while True:
@@ -142,9 +142,10 @@ class Recovery:
             time.sleep(POLL_S)
 
     def wait_for_suspects(self) -> list[Pair]:
-        """Return the pairs of ranks that seem disconnected by the first reports, to plan early.
+        """Return the pairs of ranks that, by the first reports, do not reach each other.
 
-        Return an empty list if that does not show in time.
+        They allow to begin to plan before the decision. Return an empty list if some rank's report
+        does not come within some seconds.
         """
         ends = time.monotonic() + _REACH_S
         while time.monotonic() < ends:
@@ -191,7 +192,11 @@ class Recovery:
             self._pause(sorted(missing))
 
     def wait_for_decision(self) -> Decision:
-        """Wait for rank 0's decision and return it; raises like `wait_for_parts`."""
+        """Wait for rank 0's decision and return it.
+
+        Raise SupersededError if a later recovery has begun, RankLostError if a rank has ended, or
+        ExecutionError at the deadline.
+        """
         while True:
             decision = relay.hear(self._key).get(self._decider, {}).get("decision")
             if decision is not None:

@@ -36,9 +36,10 @@ class ConnectionWatch:
         self._is_over = self.is_lost = self.is_closed = False
 
     def follow(self, opened_since: Collection[str], ports: Collection[int]) -> None:
-        """Begin to watch the connections made since `list_sockets` returned `opened_since`.
+        """Begin to watch the group's connections made since `list_sockets` gave `opened_since`.
 
-        Only those with one of the TCP `ports`, at which the group's ranks listen, at either end.
+        A connection is the group's if either end has one of the TCP ports `ports`, at which its
+        ranks listen.
         """
         for copy in copy_new(opened_since):
             with suppress(OSError):  # it listens, or is closed already

@@ -80,7 +80,8 @@ class _LostError(Exception):
 class Attempt(ABC):
     """A call in progress on private memory, so that it can be repeated after a fault.
 
-    `planned` is what runs the calls of its plan (None: no plan); the same on all ranks.
+    `planned` is what runs the calls of the call's plan, None if the call has no plan. It stands for
+    the same plan on all ranks.
     """
 
     planned: "Guarded | None"
@@ -125,7 +126,7 @@ class Guard(Layer):
     """Runs the calls of one group, and recovers when a link is lost.
 
     `transport` is the calls' own, on gloo; `opened_since` are the names of the sockets that were
-    open before it was made. All calls must go through `carry_out` and `exchange`, in the same order
+    open before it was made. All calls must go through `run_call` and `exchange`, in the same order
     on all ranks. Construction is collective.
     """
 
@@ -134,11 +135,11 @@ class Guard(Layer):
         self.decision = Decision()
         """What is lost, as all ranks have agreed."""
         self.planned: list[Guarded] = []
-        """The layers of the plans whose calls it carries out."""
+        """For each plan whose calls the guard runs, what runs them."""
         self.topology: Topology | None = None
-        """That of the plans; it has the names of links."""
+        """The topology of the plans, which has the names of links; None before the first plan."""
         self.error: ExecutionError | None = None
-        """Why it does not go on any more."""
+        """The error that every further call raises; None while calls go on."""
         self._in_use = threading.RLock()  # for as long as a call or a recovery lasts
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._worker = self._make_worker()
@@ -164,7 +165,7 @@ class Guard(Layer):
     def wrap(self, path: CallPath, make_path: MakePath) -> "Guarded":
         """Return the guarded form of `path`, which runs the calls of one plan.
 
-        `make_path` makes another for a new plan and transport.
+        `make_path` makes another such path, for the new plan and transport after a fault.
         """
         from .guarded import Guarded
 
@@ -352,7 +353,7 @@ class Guard(Layer):
             transport.close()
 
     def break_off(self, error: ExecutionError) -> None:
-        """Make all calls fail with `error`, the one in progress and other ranks' included."""
+        """Make the current call and all later ones fail with `error`; other ranks' fail, too."""
         if self.error is None:
             self.error = error
             self._events.put(None)

@@ -77,8 +77,8 @@ class _Private(Attempt):
 class Guarded:
     """Runs the calls of one plan under `guard`, whatever links are lost.
 
-    `path` runs them over the guard's first transport, without stock collectives; `make_path` makes
-    another for a new plan and transport after a fault.
+    `path` runs the calls over the guard's first transport, without stock collectives; `make_path`
+    makes another path for the new plan and transport after a fault.
     """
 
     def __init__(self, guard: Guard, path: CallPath, make_path: MakePath) -> None:
@@ -181,9 +181,10 @@ class Guarded:
     # After a fault
 
     def foresee(self, decision: Decision) -> None:
-        """Begin to plan without the links that `decision` says are lost, before it is certain.
+        """Begin to plan without the links and pairs that `decision` says are lost.
 
-        Only rank 0 calls this.
+        Call it on rank 0, before the decision is certain. If the plan has a spare for the loss, do
+        nothing.
         """
         if self._first.plan.find_spare(decision.links, decision.unreached) is None:
             self._replanner.begin(decision.links, decision.unreached)

@@ -22,10 +22,10 @@ class Replanner:
         self._begun: dict[tuple[tuple[Link, ...], tuple[Pair, ...]], Future[Plan | str]] = {}
 
     def begin(self, links: Sequence[Link], unreached: Sequence[Pair]) -> "Future[Plan | str]":
-        """Begin to plan without these links and pairs of ranks; return a future of the result.
+        """Begin to make a plan; return a future of the plan, or of a text why there is none.
 
-        The result is a plan, or a text why there is none. The same arguments return the same
-        future.
+        The plan uses none of `links`, and sends nothing between the pairs of ranks `unreached`. The
+        same arguments return the same future.
         """
         new = Future[Plan | str]()
         # In one step: the thread that foresees a plan may get here at the same time.

@@ -9,9 +9,11 @@ from ...reductions import in_inference_mode
 
 
 class Worker:
-    """A thread that runs functions, each put into `events` as (itself, number, error or None).
+    """A thread that runs functions in the order in which `begin` gets them.
 
-    A thread that hangs is abandoned: it ends when its function does.
+    Once a function has ended, the queue `events` gets a tuple: this worker, the function's number,
+    and the error that it raised or None. If a function hangs, the caller can leave the worker alone
+    and make another one; its thread ends after the function does, if `stop` was called.
     """
 
     def __init__(self, events: "queue.SimpleQueue[Any]") -> None:

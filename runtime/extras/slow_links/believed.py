@@ -72,9 +72,10 @@ class SameRoutes(Router):
         return {x: near for x, near in before.items() if x in here and near in here}
 
     def on(self, topology: Topology) -> Router:
-        """Return a router for `topology`: with the original routes if it has the same links.
+        """Return a router for `topology`.
 
-        Links to GPUs that it lacks may be missing.
+        It keeps the original routes if `topology` has the same links, except that it may lack GPUs
+        with their links.
         """
         if topology == self.topology:
             return self

@@ -22,7 +22,8 @@ _OVER_COST, _OVER_COST_OF_ALL, _PAUSE_S, _MAX_PAUSE_S = 20.0, 5.0, 5.0, 600.0
 class Pace:
     """The usual durations of a communicator's calls, by size, and when to measure links next.
 
-    Times are in seconds since the same moment on all ranks.
+    Moments (`now_s`) are in seconds since a moment that is the same on all ranks; a size is the
+    number of bytes of a call's buffer.
     """
 
     def __init__(self) -> None:
@@ -73,8 +74,9 @@ class Pace:
     def note_measurement(self, now_s: float, cost_s: float, *, has_changed: bool) -> None:
         """Record that a measurement of links has ended at `now_s`, which took `cost_s`.
 
-        If it changed the plan (`has_changed`), usual durations are learnt again. Otherwise the next
-        measurement comes after twice the time.
+        `cost_s` is in seconds. If the measurement changed the plan (`has_changed`), usual durations
+        are learnt anew, and the pause before the next measurement is the shortest that the cost
+        allows. Otherwise the pause is at least twice the last one, up to a limit.
         """
         over = _OVER_COST_OF_ALL if has_changed else _OVER_COST
         least_s = max(_PAUSE_S, over * cost_s)

@@ -187,8 +187,9 @@ class Probe:
     ) -> dict[Hop, Fraction]:
         """Return which of `links` (None: all) are slow now, with the fraction left of the rate.
 
-        Flows are measured `repeats` times. If all links are asked for, they are measured once, and
-        those that seem slow `repeats` times. Collective; all ranks get the same.
+        Flows over `links` are measured `repeats` times. If `links` is None, flows over all links
+        are measured once, and those over links that seem slow `repeats` times more. Collective; all
+        ranks get the same result.
         """
         best, chosen = 1.0, self.experiments
         if links is None:
@@ -275,7 +276,11 @@ class _GroupEndpoint(Endpoint):
 
 
 def describe_factors(factors: Mapping[Hop, Fraction]) -> dict[str, float]:
-    """Return, by link ("A - B"), the smaller of the two directions' fractions of its rate."""
+    """Return the fraction of its rate that is left to each link, by its name "A - B".
+
+    `factors` has the fractions by direction, as (from device id, to device id); of two directions
+    of a link the smaller one counts.
+    """
     shown: dict[str, float] = {}
     for (a, b), factor in sorted(factors.items()):
         name = " - ".join(sorted((a, b)))

@@ -74,10 +74,10 @@ def _end_comparisons() -> None:
 
 @dataclass(eq=False)
 class Pace:
-    """Observes calls of one kind, for slow ones: `best_s` is the fastest's duration in seconds.
+    """Observes the calls of one kind, `calls`, to find slow ones.
 
-    `slow` is the number of slow calls since the last that was not; `calls` says which calls, and
-    `links` compares the ranks' times.
+    `best_s` is the duration of the fastest call so far in seconds, `slow` the number of slow calls
+    since the last call that was not slow. `links` compares the ranks' times.
     """
 
     links: "SlowLinks"
@@ -133,9 +133,10 @@ class Record:
 
 
 def list_watches(transport: Transport, topology: Topology | None) -> list[Observer]:
-    """Return the observers that watch a transport's links; `topology` has the links' names.
+    """Return the observers that watch a transport's links.
 
-    Empty on GPUs: calls there end after the host has started them.
+    `topology` has the links' names, None if they are unknown. The list is empty on GPUs, since the
+    host does not wait for calls there, and cannot time them.
     """
     if transport.device.type != "cpu" or transport.links.is_batched:
         return []

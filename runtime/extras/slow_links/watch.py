@@ -79,10 +79,11 @@ class _Change:
 
 
 class SlowWatch:
-    """Runs the calls of the dispatcher `base`, which picks their schedules; adapts to slow links.
+    """Runs the calls of a plan, and changes their schedules when links become slow or recover.
 
-    Each change adds a dict to `rows`; times in it count from `since` (time.monotonic). `find_probe`
-    returns what measures the links of a transport and a router.
+    The dispatcher `base` has the plan, and picks the schedule of each call. Each change adds a dict
+    to `rows`, in which moments are in seconds after `since` (time.monotonic). `find_probe` returns
+    what measures the links of a transport and a router.
     """
 
     def __init__(
@@ -141,9 +142,9 @@ class SlowWatch:
         return False
 
     def run(self, buffers: Buffers, number: int | None = None) -> None:
-        """Run a call and note its duration; by the schedule on trial if there is one.
+        """Run a call, by the schedule that is on trial if there is one, and note its duration.
 
-        `number` is the call's in the group (None: the next).
+        `number` is the call's number in the group (None: the next).
         """
         base = self._base
         if len(self._times) >= self._period:
@@ -162,7 +163,8 @@ class SlowWatch:
     def bind(self, buffers: Buffers) -> Play | None:
         """Return a function that runs a call on these buffers quickly and notes its duration.
 
-        None while no schedule has been chosen for their size.
+        It takes the call's number in the group (None: the next). Return None while no schedule has
+        been chosen for the buffers' size.
         """
         base, clock = self._base, time.perf_counter
         if not base.is_settled(buffers):
@@ -408,10 +410,11 @@ class SlowWatch:
 def find_change(
     before: Mapping[Hop, Fraction], after: Mapping[Hop, Fraction]
 ) -> tuple[str, dict[Hop, Fraction]]:
-    """Compare slow links before and after: return "slow" or "recovered", and the links it concerns.
+    """Compare slow links before and after: say what changed, and which links it concerns.
 
-    "slow" comes with all slow links, if one has become slower, else "recovered" with the faster
-    ones. `before` and `after` map slow links to the fraction of their first rate.
+    `before` and `after` map slow links to the fraction that is left of their first rate. If a link
+    has become slower, return "slow" and all links that are slow now. Otherwise return "recovered"
+    and the links that have become faster. The links come with their fractions now.
     """
     if any(factor < before.get(link, _WHOLE) for link, factor in after.items()):
         return "slow", {**after}

@@ -17,9 +17,10 @@ def find_answers(verdict: FileVerdict) -> tuple[Answer, ...]:
 
 
 def answer_alone(where: str, error: NothingToJudgeError) -> FileVerdict | None:
-    """Return the verdict on a text with nothing to judge, which is the first answer; None if none.
+    """Return a verdict on a text that has nothing to judge; its finding is the first answer.
 
-    `error` says why there is nothing to judge.
+    `where` names the text, `error` says why there is nothing to judge. Return None if no extra has
+    an answer.
     """
     answers = ask(Question(error.text))
     if not answers:

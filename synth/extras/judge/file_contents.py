@@ -38,8 +38,8 @@ class Location:
 class Measurement:
     """One measured call: its collective, the bytes of the buffer, and the rates in GB/s.
 
-    The collective may be "A or B" (GATHER_OR_SCATTER). `run` counts the runs of the file that
-    measured the same, from 1; it is 0 if there is only one.
+    The collective may be "A or B" (GATHER_OR_SCATTER). `run` is the number of the run, from 1, if
+    several runs of the file measured the same, else 0. `time_us` is the duration of the call.
     `ranks` is 0 if the file does not state it. `how` is the variant that was measured
     ("out-of-place", "in-place", "plan", "stock"), empty if there is only one; a type of elements
     follows ("in-place half") if there are several. `wrong` is True if the result had wrong
@@ -131,7 +131,7 @@ class ObservedCommunicator:
 
 
 class NothingToJudgeError(InputError):
-    """A text that has nothing to compare with a bound; `text` is that, shortened if it is long."""
+    """A text has nothing to compare with a bound; `text` is the text, shortened if it is long."""
 
     def __init__(self, error: InputError, text: str) -> None:
         super().__init__(str(error), parameter=error.parameter)
@@ -142,13 +142,12 @@ class NothingToJudgeError(InputError):
 class FileContents:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
-    `text` is what was read, shortened if it is long.
+    `text` is what was read, shortened if it is long. `locations` are those of the measured ranks.
 
-    `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
-    topology that the text names, `machine` the topology that the text itself has, in the form that
-    `machine_source` says. `group` are the
-    GPUs that took part, numbered as on the machine, if the file says so, and `helpers` the others
-    that helped them.
+    `topology_files` are the names in the text of files with the machine's topology. `machine` is
+    the topology that the text itself contains, None if it contains none, and `machine_source` says
+    in what form. `group` are the GPUs that took part, by their numbers on the machine, empty if the
+    file does not list them, and `helpers` the other GPUs that forwarded data for them.
     """
 
     where: str

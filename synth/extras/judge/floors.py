@@ -53,10 +53,11 @@ _LEFT = 0.9
 
 @dataclass(frozen=True)
 class Floor:
-    """The least algbw in GB/s of a collective at a size, or `why_not` there is none.
+    """The least algbw in GB/s that a healthy machine reaches for a collective at a size.
 
-    `busbw_GBps` is the same as nccl-tests define it. `basis` says in words what of, `bound_GBps` is
-    the bound that a share is of.
+    `busbw_GBps` is the same rate as busbw, as nccl-tests define that. `basis` says in words what
+    the floor is a share of; `bound_GBps` is the bound of the collective. If there is no floor, both
+    rates are None and `why_not` is the reason.
     """
 
     collective: str
@@ -84,10 +85,11 @@ def find_floors(
     at_least: float | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Floors:
-    """Return the floors of a machine, `at_least` that share of the bound where it is given.
+    """Return the floors of a machine for each collective at each size.
 
-    Else they are the share of the bound that healthy machines reach, or of what stock reaches on
-    paper if that is less.
+    They are the share `at_least` of the bound. If that is None, they are the share that healthy
+    machines reach of the bound, or of what stock reaches on paper if that is less. `say` receives
+    progress messages.
     """
     router = Router(topology)
     floors: list[Floor] = []

@@ -41,10 +41,11 @@ _PCIE = "pcie"
 
 @dataclass(frozen=True)
 class JudgedMachine:
-    """A topology and its origin; without a topology, `source` is the reason why there is none.
+    """The topology that a file is judged on, and where it is from.
 
-    `argument` is the name of the machine on the command line. `pcie` is the PCIe link that is
-    assumed in place of the one that the topology's file left open, None if none is.
+    `topology` is None if none was found. `source` says where the topology is from, or why there is
+    none. `argument` is the name of the machine on the command line. `pcie` is the PCIe
+    link that is assumed where the topology's file states none; None if no such link is assumed.
     """
 
     topology: Topology | None
@@ -55,7 +56,7 @@ class JudgedMachine:
     def assume_pcie(self, link: PcieLink, reason: str) -> "JudgedMachine":
         """Return the machine with its assumed PCIe rates replaced by that of `link`.
 
-        It is the machine itself if no PCIe rate is assumed.
+        Return the machine itself if no PCIe rate in it is assumed. `reason` is text for the source.
         """
         if self.topology is None or not any(map(_is_open, self.topology.links)):
             return self
@@ -64,7 +65,10 @@ class JudgedMachine:
         return replace(self, topology=follow_era(topology, link.generation), pcie=link)
 
     def assume_board(self, board: Board, reason: str) -> "JudgedMachine":
-        """Return the machine with its assumed rates, of NVLink, xGMI and PCIe, those of a board."""
+        """Return the machine with its assumed rates of NVLink, xGMI and PCIe set to a board's.
+
+        `reason` is text for the source of the rates.
+        """
         links = self.topology.links if self.topology is not None else ()
         machine = self
         if board.wires and any(link.kind == board.kind and link.is_assumed for link in links):
@@ -75,7 +79,10 @@ class JudgedMachine:
         return machine.assume_pcie(board.pcie, reason)
 
     def raise_pcie(self) -> "JudgedMachine | None":
-        """Return the machine with the next faster PCIe assumed; None if no PCIe rate is assumed."""
+        """Return the machine with the next faster PCIe assumed.
+
+        Return None if no PCIe rate is assumed, or none is faster.
+        """
         links = self.topology.links if self.topology is not None else ()
         rates = [link.bandwidth_GBps for link in links if _is_open(link)]
         faster = (PcieLink(generation, 16) for generation in range(3, 7))
@@ -217,10 +224,11 @@ def _is_open(link: Link) -> bool:
 
 
 def describe_other_gpus(topology: Topology, locations: Mapping[int, Location]) -> str | None:
-    """Return a sentence where a file names GPUs of another architecture than the topology's.
+    """Return a sentence if a file's GPUs are of another architecture than the topology's.
 
-    It is None if either does not tell its own: a topology does by the name or the compute
-    capability of its first GPU, else by what its source mentions.
+    Return None if they are not, or if one of the two architectures is unknown. `locations` have the
+    names of the file's GPUs. The topology's architecture is known by the name or the compute
+    capability of its first GPU, else by the boards that its source mentions.
     """
     models = sorted({location.model for location in locations.values() if location.model})
     named = {_Architecture.of(board) for model in models if (board := find_board(model))}

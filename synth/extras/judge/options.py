@@ -115,7 +115,10 @@ class Limits:
 
     @property
     def guesses(self) -> tuple[str, ...]:
-        """What is neither stated nor a named board's rate; no verdict rests on such a bound."""
+        """What the bound depends on that is guessed: neither stated nor a named board's rate.
+
+        No verdict rests on a bound that depends on guesses.
+        """
         return tuple(each.what for each in self.assumes if each.is_guess)
 
 

@@ -19,11 +19,12 @@ _OFF = Fraction(BETWEEN_CPUS[-1])
 
 @dataclass(frozen=True)
 class Stock:
-    """The algbw in GB/s that the stock library reaches on paper, and by what, in words.
+    """The algbw in GB/s that the stock library reaches on paper, and the channels that reach it.
 
-    With `is_limit` it is the most that such channels carry between hosts, not what NCCL finds.
-    `least_GBps` and `most_GBps` are what it can be at other values of guessed rates, which may be
-    wrong by the factor by which links between CPUs exceed NCCL's constants: four.
+    `name` describes those channels in words. `is_limit` says that `algbw_GBps` is the most that
+    such channels can carry between hosts, not the rate of channels that NCCL finds. `least_GBps`
+    and `most_GBps` are the range of the rate if guessed rates of links are wrong by a factor of up
+    to four, by which links between CPUs may exceed NCCL's constants.
     """
 
     algbw_GBps: Fraction
@@ -36,9 +37,9 @@ class Stock:
 def find_stock(collective: str, topology: Topology, channels: Rate | None) -> Stock | None:
     """Return what the stock library reaches on paper; None if unknown.
 
-    `channels` is the rate of those that a log or a graph file shows. Without them it is that of the
-    machine's library. The rates are those of the topology, as for the options, not the constants of
-    NCCL.
+    `channels` is the rate of the channels that a log or a graph file shows. If it is None, the
+    channels are those that the model of the machine's library finds. Links have the rates of the
+    topology, not the constants of NCCL.
     """
     if channels is not None:
         return _rate_channels(channels, topology)

@@ -26,9 +26,10 @@ def is_healthy(finding: FileFinding) -> bool:
 
 
 def rank_findings(findings: Sequence[FileFinding]) -> list[FileFinding]:
-    """Return findings in the order of what they matter.
+    """Return findings in the order in which they matter, the verdict first.
 
-    What could cause a loss counts before it; where nothing is lost, it is a remark.
+    Findings that make results void come first. If a loss was found, its possible causes come before
+    it. If no loss was found but something is healthy, findings that say so come before the causes.
     """
     is_lossy = any(finding.name.startswith(_LOSSES) for finding in findings)
     is_well = not is_lossy and any(map(is_healthy, findings))

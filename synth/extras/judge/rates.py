@@ -23,9 +23,10 @@ RINGS, TREES = "rings", "trees"
 class Rate:
     """The algbw in GB/s of channels with equal shares at large sizes, and the link that limits it.
 
-    `shape` is "rings" or "trees". `crossings` has, for each channel, how often it crosses the link,
-    `load` is the number of bytes on the link per byte of the buffer, and `alike` is the number of
-    links that are as busy, this one included.
+    `shape` is "rings" or "trees". `link` is the one that limits the rate, the busiest for its
+    capacity `link_GBps`. `crossings` has, for each channel, how often it crosses that link, `load`
+    is the number of bytes on the link per byte of the buffer, and `alike` is the number of links
+    that are as busy, this one included.
     """
 
     shape: str
@@ -39,7 +40,7 @@ class Rate:
 
     @property
     def crossing_count(self) -> int:
-        """The number of channels that cross the slowest link, `link`."""
+        """The number of channels that cross `link`, the busiest link for its capacity."""
         return sum(count > 0 for count in self.crossings)
 
 

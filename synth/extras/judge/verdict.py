@@ -20,7 +20,7 @@ ON, OFF, UNKNOWN = "on", "off", "unknown"
 class MeasuredRow:
     """A measurement, its share of the bound, and a plan's predicted algbw in GB/s.
 
-    The share is None if it could not be judged, the prediction if there is no plan.
+    The share is None if the measurement could not be judged, the prediction None without a plan.
     """
 
     measured: Measurement
@@ -30,13 +30,13 @@ class MeasuredRow:
 
 @dataclass
 class MeasuredVerdict:
-    """The measurements of one collective; `why_not` is the reason if they could not be judged.
+    """The measurements of one collective in one run, and the bounds that they are compared with.
 
-    Then no row has a share, though `limits` may exist: a measurement that exceeds a bound on
-    assumed rates withdraws it. `run` counts from 1 if the file has several runs of it, else it is
-    0.
-    `seen_nvls` is what the file says of sums in NVSwitches (NVLS):
-    "on", "off", or "unknown".
+    `why_not` is the reason if they could not be judged, else "". Without a judgement no row has a
+    share, though `limits` may be there: if a measurement exceeds a bound that rests on assumed
+    rates, the bound is withdrawn. `run` is the number of the run, from 1, if the file has several
+    runs of the collective, else 0. `seen_nvls` is what the file says of sums in NVSwitches (NVLS):
+    "on", "off" or "unknown".
     """
 
     collective: str
@@ -61,7 +61,10 @@ class MeasuredVerdict:
         return {"out-of-place", "in-place"} <= hows or any(" " in how for how in hows)
 
     def name_variant(self, measured: Measurement) -> str:
-        """Return " out of place" or " in place half" if the file has others, else nothing."""
+        """Return a measurement's variant, as in " out of place" or " in place half".
+
+        Return "" if the file has no other variant.
+        """
         return f" {measured.how.replace('-', ' ')}" if self.has_variants else ""
 
     @property
@@ -71,10 +74,11 @@ class MeasuredVerdict:
 
     @property
     def is_held_against_nvls(self) -> bool:
-        """Whether rows are held against the bound with NVSwitches that add.
+        """Whether rows are held against the bound with sums in NVSwitches, `limits.nvls_GBps`.
 
-        They are where NCCL is faster by it, and where nothing else explains the rate. A file of
-        topo-run compares with a plan, whose messages the switches do not add.
+        They are if the peak exceeds the bound without such sums, which nothing else explains. They
+        also are if NCCL is faster by such sums (`limits.counts_nvls`), except in a file of topo-run
+        with rows of a plan, since the switches do not add a plan's messages.
         """
         limits = self.limits
         if limits is None or limits.nvls_GBps is None:
@@ -92,7 +96,7 @@ class MeasuredVerdict:
 
     @property
     def near(self) -> float:
-        """The share of that bound from which a measurement counts as reaching it."""
+        """The share of `held_GBps` from which a measurement counts as reaching it."""
         if self.limits is None:
             return 1.0
         return self.limits.nvls_near if self.is_held_against_nvls else self.limits.near
@@ -114,12 +118,15 @@ class MeasuredVerdict:
 
     @property
     def is_above(self) -> bool:
-        """Whether the peak exceeds the bound by more than its links may carry above their rates."""
+        """Whether the peak exceeds `held_GBps` by more than links may carry above their rates."""
         return self.limits is not None and self._exceeds(self.held_GBps)
 
     @property
     def is_ruled_out(self) -> bool:
-        """Whether the peak exceeds a bound on assumed rates, also if switches add."""
+        """Whether the bound rests on assumed rates that the peak disproves.
+
+        It does if it exceeds both the bound and the one with all switches adding that could.
+        """
         if self.limits is None or not self.limits.is_assumed:
             return False
         limits = self.limits
@@ -190,15 +197,15 @@ class FileVerdict:
 
     @property
     def is_answer(self) -> bool:
-        """Whether the verdict is the first answer, since there is nothing else to judge."""
+        """Whether the verdict only repeats the first of `answers`: nothing else was judged."""
         return bool(self.answers) and self.verdict.name == self.answers[0].symptom
 
     @property
     def shares(self) -> list[tuple[str, float]]:
         """The judged items, each named in words with its share of the single-path bound.
 
-        Items are the measurements or, if there are none, the channels. Shares of a bound that rests
-        on guessed rates are none.
+        Items are the measurements or, if none was judged, the channels. Items whose bound rests on
+        guessed rates are left out.
         """
         by_measurement = [
             (f"{m.title} on {count_ranks(m.ranks)}, measured", m.peak.share)
@@ -220,7 +227,7 @@ class FileVerdict:
 
     @property
     def verdict(self) -> FileFinding:
-        """The first of the findings; without any, why nothing was judged."""
+        """The first of the findings; without any, a finding that says why nothing was judged."""
         return next(iter(self.findings), FileFinding("not-judged", self.find_reason()))
 
     def find_reason(self) -> str:

@@ -96,9 +96,12 @@ def choose_graphs(
 ) -> ChosenGraphs:
     """Return the best graphs for a collective on one host, for a buffer of `size_bytes`.
 
-    `router` has the hardware's routes; `version` is NCCL's. Without `guard` they are the best at
-    the machine's own rates, even if they are slower than stock at NCCL's. Raise InfeasibleError if
-    no file can have them.
+    With `guard`, prefer graphs that beat stock NCCL also at the link rates that NCCL's own model
+    assumes; `is_worth_writing` of the result says whether there are any. Without it, take the best
+    at the topology's own rates, whatever NCCL's model says.
+
+    `router` has the hardware's routes, `version` is NCCL's. `effort` limits the search, `progress`
+    receives messages. Raise InfeasibleError if no file can have the graphs.
     """
     library = find_nccl(router.topology)
     if isinstance(library, NotModelled):

@@ -25,8 +25,9 @@ _REFUSALS = (
 def check_p2p(view: DoctorView) -> Iterator[Finding]:
     """Report pairs of GPUs to which the driver refuses P2P reads or writes.
 
-    A refusal is an error if the GPUs share a PCIe switch or an NVLink, but a warning if this GPU
-    model has no P2P, and a note if the path goes through a CPU or a GPU is a virtual one.
+    A refusal is a note if a GPU is a virtual one, or if no NVLink, xGMI or shared PCIe switch
+    joins the two. Else it is a warning if this GPU model has no P2P, or if this process may not see
+    whether MIG is on, and otherwise an error.
     `check_p2p_directions` reports access that is refused in one direction only. Refusals that
     follow from MIG, confidential computing or a fabric that is not ready are left out.
     """
@@ -85,7 +86,7 @@ def _hides_mode(view: DoctorView, gpu: str) -> bool:
 def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
     """Report P2P reads or writes that are granted from one GPU to another but refused in return.
 
-    It is an error if the GPUs share a PCIe switch or an NVLink, else a warning.
+    It is an error if NVLink, xGMI or a shared PCIe switch joins the GPUs, else a warning.
     """
     for joined, about, evidence in view.group(
         (

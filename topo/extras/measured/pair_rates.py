@@ -51,9 +51,11 @@ class PairRates:
     is_one_way: bool
     is_of_pairs: bool = True
 
-    @property
-    def between(self) -> list[float]:
-        """The rates between different GPUs, in GB/s."""
+    def list_rates(self) -> list[float]:
+        """Return the rates measured above 0, in GB/s, row by row.
+
+        Of a matrix between pairs of GPUs, those of a GPU to itself are left out.
+        """
         return [
             rate
             for i, row in enumerate(self.rows)
@@ -144,7 +146,7 @@ def find_pair_rates(text: str) -> list[PairRates]:
             found.append(PairRates(tool.name, says[0], rows, *says[1:]))
     refused = find_refused(text)
     parted = [part for rates in found for part in _part_refused(rates, refused)]
-    return [rates for rates in parted if rates.between]
+    return [rates for rates in parted if rates.list_rates()]
 
 
 def find_refused(text: str) -> set[tuple[int, int]]:
@@ -196,7 +198,8 @@ def describe(text: str) -> str | None:
     if not found:
         return _describe_failure(text[:_MAX_CHARACTERS])
     best = max(found, key=_rank)
-    low, high = min(best.between), max(best.between)
+    rates = best.list_rates()
+    low, high = min(rates), max(rates)
     span = f"{low:g} GB/s" if low == high else f"{low:g} to {high:g} GB/s"
     kind = "between pairs of" if best.is_of_pairs else "of each of"
     ways = "one way" if best.is_one_way else "both ways together"

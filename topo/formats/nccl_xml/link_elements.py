@@ -227,7 +227,11 @@ def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
 
 
 def note_missing_links(partial: PartialTopology, gpus: list[GpuElement]) -> None:
-    """Note GPUs without such links whose elements have no known peer, or whose model has them."""
+    """Note which of `gpus` should have NVLink or xGMI links, if a file gives none to any GPU.
+
+    They are those with nvlink or xgmi elements, whose peers are all unknown. If no GPU has such
+    elements, they are those whose model has such links.
+    """
     lost = [gpu.id for gpu in gpus if gpu.element.select("nvlink", "xgmi")]
     for name in lost:
         partial.notes.add(

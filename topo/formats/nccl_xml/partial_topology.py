@@ -62,7 +62,8 @@ class GpuElement:
     def read_sm(self, maximum: int) -> int | None:
         """Return the compute capability times ten, None if the file does not give it.
 
-        One that topoplan made up gives way to that of the board.
+        If topoplan made up the file's capability when it wrote the file, return the board's
+        instead. Raise InputError if the file's is no integer from 0 to `maximum`.
         """
         if self.board is not None and get_topoplan_attribute(self.element, "made_up") == CAPABILITY:
             return self.board.sm
@@ -105,8 +106,8 @@ class PartialTopology:
     def sort_gpus(self) -> list[GpuElement]:
         """Return the GPUs in the order of the topology's ranks.
 
-        It is that of the file's ranks if all are given and distinct, else that of hosts and device
-        numbers, which is noted.
+        They are sorted by the file's ranks if each GPU has one and all differ. Otherwise they are
+        sorted by host and device number, and a note says so.
         """
         ranks = [gpu.rank for gpu in self.gpus]
         if None not in ranks and len(set(ranks)) == len(ranks):

@@ -46,10 +46,12 @@ def choose_boards(
     has_own_memory: bool,
     notes: list[str],
 ) -> tuple[dict[int, Board], str]:
-    """Return the board of each GPU, by column, and how it is known in words.
+    """Return the board of each GPU, by column, and a text on how the boards are known.
 
-    `has_own_memory` is whether GPUs have NUMA nodes of their own. If several boards are possible, a
-    note lists them; the result is empty if nothing says which it is.
+    `names` has what the text around the matrix calls the GPUs; `has_own_memory` is whether GPUs
+    have NUMA nodes of their own. Without names the NVLinks and affinities decide: if several boards
+    have them, one is assumed, and a note lists them all. If no board has them, no boards are
+    returned, and the text is "".
     """
     gpus = list(iterate_members(cells.gpus))
     by_name = {i: known for i in gpus if (known := names.find(int(cells.ids[i][3:])))}
@@ -94,7 +96,8 @@ def note_unknown_boards(
 ) -> None:
     """Note what is taken for the PCIe of GPUs whose boards are not known.
 
-    `said` has what the text states of it, by column; `unread` is a line that is not followed.
+    `said` has the PCIe links that the text states for GPUs, by column, with their sources. `unread`
+    describes a line of the text that names PCIe but is not followed, "" if there is none.
     """
     gpus = list(iterate_members(cells.gpus))
     unsaid = [i for i in gpus if i not in said or said[i][1].kind == "assumed"]
@@ -241,10 +244,11 @@ def _is_grace(cpus: str) -> bool:
 
 
 def count_gpu_nvlinks(row: Iterable[str | None], board: Board | None = None) -> int:
-    """Return the number of a GPU's NVLinks: the sum over its labels.
+    """Return the number of a GPU's NVLinks: the sum over the labels in its row.
 
-    A sum that exceeds the links of its board, or of any GPU if that is not known, means NVSwitches;
-    then the largest label counts. Cards with bridges are on none.
+    If the sum exceeds the links that its board has, the GPU is on NVSwitches, and the number is
+    that of its largest label. If the board is unknown (None), or is a card, whose links lead over
+    bridges, the most links of any GPU take the place of the board's.
     """
     counts = [count_nvlinks(label) for label in row]
     limit = board.wires if board is not None and not board.is_card else MAX_NVLINKS

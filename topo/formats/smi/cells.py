@@ -51,10 +51,10 @@ class Cells:
         return unite(self.find_with(i, *labels) for i in iterate_members(group))
 
     def find_classes(self, among: int, label: str) -> list[int]:
-        """Split the set `among` into sets that `label` or nearer ones join, by first column.
+        """Split the set `among` into the sets whose devices `label` or nearer labels join.
 
-        Devices are joined directly or through others of `among`; one that is joined to none is
-        alone.
+        Two devices are joined directly or through others of `among`; a device that is joined to no
+        other is a set of its own. The sets are in the order of their first columns.
         """
         return find_components(among, lambda i: self.find_near(i, label))
 

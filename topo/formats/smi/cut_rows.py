@@ -24,9 +24,10 @@ def is_whole(cpus: str) -> bool:
 
 
 def find_cut_rows(table: LabelMatrix) -> dict[str, str]:
-    """Return the GPUs whose rows are cut, each with a GPU that has the missing affinities.
+    """Return, for the name of each GPU whose row is cut, the name of a GPU to complete it from.
 
-    That is "" if no row begins alike, or if those that do differ.
+    Its affinities are whole and begin as the cut ones do. The name is "" if there is no such GPU,
+    or if there are several whose affinities differ.
     """
     rows = {name: row.affinities for name, row in table.rows.items() if GPU_NAME.fullmatch(name)}
     wholes: dict[tuple[str, str], str] = {}

@@ -95,7 +95,8 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
 def has_own_memory(table: LabelMatrix, notes: list[str]) -> bool:
     """Return whether GPUs have NUMA nodes of their own, as those with a Grace CPU do.
 
-    A node that CPUs of the matrix have is none of a GPU's memory; a note says so.
+    Return False if one of these nodes is also the node of CPUs in the matrix: then it is not a
+    GPU's memory, and a note says so.
     """
     rows = [row.affinities for row in table.rows.values()]
     own = {text for row in rows if (text := _get_ranges(row, GPU_NUMA))}

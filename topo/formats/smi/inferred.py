@@ -46,9 +46,10 @@ def assume_rates(
 ) -> AssumedRates:
     """Return the rates to assume for a machine with these boards, by column; `how` is in sources.
 
-    Of several boards the fastest PCIe and the slowest NVLink count. `cpu` is what `find_cpu` finds
-    in the text. `generation` is the newest of PCIe if the text states that of all GPUs: without
-    boards it counts for switches above them; if it is older than theirs, CPUs are of its era.
+    Of several boards the fastest PCIe and the slowest NVLink count. `cpu` is the result of
+    `find_cpu` for the text. `generation` is the newest PCIe generation of the GPUs if the text
+    states it for all of them, else None. If no boards are given, it is that of the PCIe rate, with
+    16 lanes. If it is older than the boards' PCIe, the rate between CPUs is that of its era.
     """
     name, model = cpu or ("", None)
     if not boards:

@@ -67,7 +67,8 @@ def note_other_counts(
 ) -> None:
     """Note GPUs whose active NVLinks, by `nvidia-smi nvlink`, do not fit a matrix's NV#.
 
-    NV# counts the links to one GPU or, on NVSwitches, all links of the GPU.
+    The number in NV# counts the links to one GPU or, on NVSwitches, all links of the GPU: a GPU's
+    active links fit if they are as many as its largest NV# says, or as all its NV# together.
     """
     odd = []
     for i in iterate_members(cells.gpus):

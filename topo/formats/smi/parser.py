@@ -185,9 +185,9 @@ class SmiOutput:
 
     `tables` are its matrices, in order. `nics` maps a NIC column to its name in the legend,
     `nvlinks_by_gpu` a GPU's number to its links. `failed` is the number of the line in which
-    nvidia-smi gave up on the matrix, `stray` that of the first row of a matrix without a heading,
-    None if there is none. `odd` is a column of that row, if it is a heading, that nvidia-smi does
-    not print.
+    nvidia-smi gave up on the matrix, `stray` the number of the first line that looks like one of a
+    matrix but follows no heading that can be read; None if there is none. If that line is a heading
+    itself, `odd` is the column in it that nvidia-smi does not print, else "".
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)

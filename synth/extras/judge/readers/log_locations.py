@@ -37,11 +37,15 @@ class LocationCollector:
 
     @property
     def size(self) -> int | None:
-        """The number of ranks of all communicators; None unless they have as many."""
+        """The number of ranks of each communicator; None if it differs, or none is stated."""
         return next(iter(self._sizes)) if len(self._sizes) == 1 else None
 
     def find(self) -> dict[int, Location]:
-        """Return where all ranks are, if all communicators are of as many, on the same GPUs."""
+        """Return the location of each rank, by its number.
+
+        The result is empty unless all communicators have the same number of ranks, and the lines
+        state one location for each rank, the same in all communicators.
+        """
         known = {
             rank: location for rank, location in self._locations.items() if location is not None
         }

@@ -80,10 +80,10 @@ class Failure:
             self._is_last = False
 
     def find(self, has_begun: bool) -> tuple[int, str] | None:
-        """Return the line and the text of the warning; None if nothing failed after it.
+        """Return the number of the warning's line, and its text.
 
-        `has_begun` is whether the log shows a start, without which a warning at its end says
-        little.
+        Return None if there was no warning, or no sign that the start ended with it: a failing call
+        below it, or that it is the last message of a log that shows a start (`has_begun`).
         """
         return self._warned if self._is_traced or (self._is_last and has_begun) else None
 
@@ -350,9 +350,10 @@ class LogReader:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
 
     def take_variable(self, name: str, value: str, number: int, doubt: str = "") -> None:
-        """Record what a line sets for the library: that may limit it, or replace its search.
+        """Record that line `number` sets the library's variable `name` to `value`.
 
-        `doubt` is why that may not be so.
+        It is reported if the variable may limit the library, or replaces its search. `doubt` is
+        text to append, on why the variable may not be set.
         """
         if name == "NCCL_TOPO_DUMP_FILE":
             self.topology_files.append(value)

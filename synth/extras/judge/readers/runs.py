@@ -14,11 +14,11 @@ class Runs:
         self._tables: dict[tuple[str, int], int] = {}
 
     def add(self, table: int, measured: Sequence[Measurement], joins: bool = False) -> None:
-        """Add the measurements of one table, by its number.
+        """Add the measurements of the table with the number `table`.
 
-        One with the same rates as an earlier one is that one, printed twice (tee, then cat). If it
-        `joins`, it is no run of its own whatever it measures: ranks that were jobs of their own
-        each print a table.
+        If they equal those of an earlier run, they are left out: the table was printed twice (tee,
+        then cat). If they measure again what the latest run did, they begin another run, unless
+        `joins`: then the table is one of several that ranks which were jobs of their own printed.
         """
         keys = {(m.collective, m.ranks) for m in measured}
         if any(list(measured) in self._runs.get(key, []) for key in keys):
@@ -34,7 +34,7 @@ class Runs:
             runs[-1].append(m)
 
     def number(self) -> tuple[Measurement, ...]:
-        """Return all measurements; those of several runs have the number of theirs."""
+        """Return all measurements, each with the number of its run; 0 if there is just one run."""
         return tuple(
             replace(m, run=number if len(runs) > 1 else 0)
             for runs in self._runs.values()

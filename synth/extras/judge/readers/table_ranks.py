@@ -48,25 +48,32 @@ class Started:
     is_open: bool = False
 
     def locate(self) -> dict[int, Location]:
-        """Return where ranks are: as listed, else on the visible GPUs in their order.
+        """Return where ranks are, by rank: as listed, else one on each visible GPU in their order.
 
-        The number of ranks may be less.
+        The table may have fewer ranks than there are visible GPUs.
         """
         return self.locations or {rank: Location(dev=gpu) for rank, gpu in enumerate(self.visible)}
 
     @property
     def listed(self) -> int:
-        """The number of ranks by the list of devices, of which people often cut out the middle."""
+        """The number of ranks by the list of devices: the last rank in it plus one.
+
+        Ranks are not counted, since people often cut out the middle of the list.
+        """
         return max(self.locations, default=-1) + 1
 
 
 def choose_ranks(name: str | None, halves: Sequence[Half], started: Started, parts: int) -> int:
     """Return the number of ranks of a table of the collective `name`; 0 if unknown.
 
-    The first stated number that busbw / algbw allows wins: that of the `parts` of its rows, one of
-    each rank if the collective has some, that of the list of devices, that of the calls in the log,
-    that of the command line, that of one process. Without one, the ratio itself decides if it
-    allows a single number, or a single multiple of the GPUs of a process.
+    `halves` are the values of all rows, `started` is what the text says before the table, and
+    `parts` the number of parts of its rows (see `find_parts`).
+
+    Return 1 if every rank ran alone. Otherwise the first of these numbers that busbw / algbw allows
+    wins: the parts, if the collective has one for each rank; the ranks in the list of devices; the
+    ranks of the logged calls; the ranks by the command line; the GPUs of one process. If busbw /
+    algbw allows none of them, it decides itself, if it allows just one number, or just one multiple
+    of the GPUs of a process.
     """
     if ran_alone(halves):
         return 1
@@ -124,7 +131,8 @@ def describe_separate_jobs(
 ) -> FileFinding | None:
     """Return a finding if the processes of a table were jobs of their own; None if they were not.
 
-    `ranks` is that of each job, `halves` and `line` are the table's values and its first row.
+    `ranks` is the number of ranks of each job, `halves` are the values of the table's rows, `line`
+    is the number of its first row's line.
     """
     advice = (
         "rebuild nccl-tests with MPI (make clean; make MPI=1), or give one process several GPUs "

@@ -68,10 +68,11 @@ class Halves:
 
 
 def count_parts(size: int, count: int, kind: str) -> int:
-    """Return how often `count` elements of a type make `size` bytes; 0 if they do not.
+    """Return how many times `count` elements of the type `kind` are `size` bytes.
 
-    The count of allgather, alltoall, reduce-scatter, gather and scatter is that of one rank's part
-    and the size that of all parts; the others have no parts.
+    Return 0 if that is no whole number, or the type is unknown. In rows of allgather, alltoall,
+    reduce-scatter, gather and scatter the count is that of one rank's part and the size that of all
+    parts, so the result is the number of ranks; in rows of other collectives it is 1.
     """
     width = _WIDTH_IN_NAME.search(kind)
     one = count * (int(width[0]) // 8 if width is not None else _BYTES.get(kind, 0))
@@ -118,9 +119,10 @@ def read_half(values: Sequence[str]) -> Half | None:
 
 
 def find_odd_factors(halves: Sequence[Sequence[str]]) -> set[int]:
-    """Return which halves of a table were cut within busbw, by their index.
+    """Return the indices of the halves in which the text was cut within the number for busbw.
 
-    They lack the column of errors, and their busbw / algbw is not that of the table.
+    `halves` are the values of all rows of a table, out of place and in place. A half was cut there
+    if it lacks the column of errors, and its busbw / algbw differs from that of the others.
     """
     read = [read_half(values) for values in halves]
     whole: list[float] = []

@@ -14,7 +14,7 @@ def split_numbers(line: str) -> list[str]:
 
 
 def is_mostly_numbers(line: str, least: int) -> bool:
-    """Return whether a line has at least so many numbers, and more than other words."""
+    """Return whether a line has at least `least` numbers, and more numbers than other words."""
     count = len(split_numbers(line))
     return count >= least and 2 * count > len(line.replace("|", " ").split())
 
