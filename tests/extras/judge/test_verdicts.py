@@ -276,11 +276,17 @@ def test_no_ratio_to_nearly_nothing_is_printed(desk: Desk) -> None:
 
 
 @pytest.mark.long
-def test_nothing_is_offered_where_stock_is_not_known(desk: Desk) -> None:
-    """Between hosts stock uses all NICs at once, which one ring through all GPUs does not."""
+def test_between_hosts_a_plan_is_offered_above_all_that_stock_could_carry_alone(
+    desk: Desk,
+) -> None:
+    """A tree of stock's over two hosts: A100's NVSwitches add nothing, those of H100 may."""
     table = write_table(190, 16, gpu="NVIDIA A100-SXM4-80GB")
     file = desk.judge(table, "--topology", "dgx-a100:2")
-    assert names(file) == ["below-bound-allreduce"] and file["verdict"]["advice"] is None
+    assert names(file) == ["below-channels-allreduce", "offer-allreduce"]
+    assert "at most 162.5 GB/s" in file["findings"][1]["message"]
+    table = write_table(300, 16, gpu="NVIDIA H100 80GB HBM3")
+    file = desk.judge(table, "--topology", "dgx-h100:2")
+    assert not any(map(is_offer, names(file)))
 
 
 def test_what_stops_p2p_comes_first_and_nothing_is_offered(desk: Desk) -> None:
