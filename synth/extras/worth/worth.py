@@ -27,6 +27,9 @@ MIN_GAIN = 1.05
 _AS_GOOD = 0.95
 # Most seconds that the search for a file may take. With more GPUs than this none is searched.
 _FILE_LIMIT_s, _MAX_FILE_RANKS = 5, 16
+# A size is compared if both sides reach this share of their rates at _LARGE_bytes there: below it
+# latency decides, which no model here has been held against several GPUs for.
+_FILLED, _LARGE_bytes = 0.5, 1 << 34
 NEVER_TIMED = "never timed on several GPUs"
 
 
@@ -86,14 +89,20 @@ class Worth:
 
 def find_worth(plan: Plan, size_bytes: int) -> Worth:
     """Return what a plan is worth for a buffer, beside the stock library."""
-    time_s = plan.time_s(plan.entry_for(size_bytes), size_bytes)
-    rate = size_bytes / time_s / 1e9 if time_s else 0.0
+    rate = _predict_GBps(plan, size_bytes)
     stock = stock_of(plan)
     if stock is None or not stock.is_modelled:
         no_ring = f"{plan.collective.name} uses no rings or trees"
         why = no_ring if stock is None else stock.reason
         return Worth(size_bytes, rate, reason=f"stock is not modelled here: {why}")
     stock_GBps = stock.algbw_GBps(size_bytes)
+    large_GBps = stock.algbw_GBps(_LARGE_bytes), _predict_GBps(plan, _LARGE_bytes)
+    if stock_GBps < _FILLED * large_GBps[0] or rate < _FILLED * large_GBps[1]:
+        why = (
+            f"at {show_size(size_bytes)} latency decides, and no model of it was held against "
+            "several GPUs; ask for a larger size (docs/judge.md has published small calls)"
+        )
+        return Worth(size_bytes, rate, stock.name.removesuffix(" at best"), reason=why)
     ratio = rate / stock_GBps if stock_GBps else None
     bounds = (plan.bound_one_way, plan.bound)
     assumed = {x: None for bound in bounds for x in list_assumptions(bound, plan.topology)}
@@ -110,6 +119,12 @@ def find_worth(plan: Plan, size_bytes: int) -> Worth:
         assumes=stock.assumes,
     )
     return _advise(known, plan, bool(guesses))
+
+
+def _predict_GBps(plan: Plan, size_bytes: int) -> float:
+    """Return the algbw in GB/s that a plan is predicted to reach for a buffer."""
+    time_s = plan.time_s(plan.entry_for(size_bytes), size_bytes)
+    return size_bytes / time_s / 1e9 if time_s else 0.0
 
 
 def _advise(worth: Worth, plan: Plan, is_conditional: bool) -> Worth:

@@ -98,6 +98,15 @@ def test_without_a_model_of_stock_nothing_is_claimed() -> None:
     assert "is not known" in worth.line
 
 
+def test_where_latency_decides_nothing_is_claimed() -> None:
+    plan = plan_for(preset("pcie-2socket"))
+    small = find_worth(plan, 1 << 16)
+    assert (small.ratio, small.advice, small.stock_GBps) == (None, None, None)
+    assert small.reason is not None
+    assert "at 64 KiB latency decides" in small.reason
+    assert find_worth(plan, 1 << 28).ratio is not None
+
+
 def test_a_group_gets_no_file() -> None:
     topology, router = load_for_planning(preset("pcie-2socket"))
     group = Collective("allreduce", 4, members=(0, 2, 4, 6))
