@@ -27,11 +27,11 @@ class Tally:
 
     def begin(self) -> None:
         """Take note that a call begins; return what is to be called with each message, if any."""
-        self._owner.note(self._label, self._bits)
 
     def end(self, number: int | None) -> None:
         """Count a call, and report every REPORTED_EVERY-th one."""
         self.calls += 1
+        self._owner.note(self._label, self._bits)
         if self.calls % REPORTED_EVERY == 0:
             self._owner.report(self.calls)
 
@@ -40,7 +40,7 @@ class Tallies:
     """Counts one communicator's calls by (schedule's label, size in bits), observing each.
 
     `report` gets the calls of a size whenever they are a multiple of REPORTED_EVERY, and `note` the
-    label and the size in bits of each call that begins.
+    label and the size in bits of each call that ends.
     """
 
     def __init__(

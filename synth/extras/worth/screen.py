@@ -33,7 +33,7 @@ def list_rows(
         ("bottleneck", _describe_bottleneck(plan)),
         ("stock", _describe_stock(worth)),
         ("plan", _describe_plan(plan, worth)),
-        ("answer", worth.verdict if worth.stock_GBps is not None else "none without stock's rate"),
+        ("answer", worth.verdict if worth.advice or worth.ratio else "none without stock's rate"),
     ]
     steps = _list_steps(plan, worth, subject)
     rows += [("do", line) for line in (*(prepare if steps else ()), *steps)]
@@ -67,9 +67,10 @@ def _describe_bottleneck(plan: Plan) -> str:
     )
     left = len(links) - _MAX_NAMED
     more = f" and {left} more {join_plural('link', left)}" if left > 0 else ""
+    of_gpus = " in which GPUs add" if plan.collective.reduces else ""
     return (
-        f"{named}{more}: no {plan.collective.name} is faster than {limit_text(bound)} GB/s algbw "
-        "with one route per pair of GPUs (proved)"
+        f"{named}{more}: no {plan.collective.name}{of_gpus} is faster than "
+        f"{limit_text(bound)} GB/s algbw with one route per pair of GPUs (proved)"
     )
 
 
@@ -99,7 +100,8 @@ def _list_steps(plan: Plan, worth: Worth, subject: str) -> list[str]:
         return []
     if worth.advice == FILE:
         return [
-            f"{synth} --format nccl-graph -o graph.xml, then NCCL_GRAPH_FILE=graph.xml for the job",
+            f"{synth} --format nccl-graph -o graph.xml; it names the settings that the file needs",
+            "then NCCL_GRAPH_FILE=graph.xml for the job",
             'without a file: the DDP hook (topoplan.ddp_hook("plan.json")) or the backend '
             '(init_process_group("topo"))',
         ]

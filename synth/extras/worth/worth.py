@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ....topo.errors import InfeasibleError, InputError, TimeLimitError
 from ...bounds.assumptions import join_assumptions, list_assumptions
+from ...bounds.in_network import list_possible
 from ...numeric.effort import Effort
 from ...remark import Remark
 from ...sizes import show_size
+from ..stock.on_paper import RING_SHARES
 from ..stock.stock_ring import stock_of
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ class Worth:
     @property
     def line(self) -> str:
         """The whole in a line."""
+        if self.advice == KEEP and self.stock_GBps is None:
+            return f"{self.verdict}: {self.reason}"
         if self.stock_GBps is None or self.ratio is None:
             return f"what the plan gains over stock is not known: {self.reason}"
         most = "at most " * self.is_limit
@@ -90,6 +94,8 @@ class Worth:
 def find_worth(plan: Plan, size_bytes: int) -> Worth:
     """Return what a plan is worth for a buffer, beside the stock library."""
     rate = _predict_GBps(plan, size_bytes)
+    if adding := _describe_adding(plan):
+        return Worth(size_bytes, rate, advice=KEEP, reason=adding)
     stock = stock_of(plan)
     if stock is None or not stock.is_modelled:
         no_ring = f"{plan.collective.name} uses no rings or trees"
@@ -121,6 +127,20 @@ def find_worth(plan: Plan, size_bytes: int) -> Worth:
     return _advise(known, plan, bool(guesses))
 
 
+def _describe_adding(plan: Plan) -> str:
+    """Return why stock may be above its rings and trees: NVSwitches that add. "" without any.
+
+    Switches of a network that could add (SHARP) are not counted: few jobs can use them.
+    """
+    adding = [x for x in list_possible(plan.topology) if x.family == "nvswitch"]
+    if not adding or plan.collective.name not in RING_SHARES:
+        return ""
+    return (
+        "its NVSwitches can add and copy, which NCCL may use (NVLS) and the model of its rings and "
+        "trees does not count"
+    )
+
+
 def _predict_GBps(plan: Plan, size_bytes: int) -> float:
     """Return the algbw in GB/s that a plan is predicted to reach for a buffer."""
     time_s = plan.time_s(plan.entry_for(size_bytes), size_bytes)
@@ -133,7 +153,7 @@ def _advise(worth: Worth, plan: Plan, is_conditional: bool) -> Worth:
         return replace(worth, advice=KEEP)
     if is_conditional:
         reason = "it rests on rates that nothing states; measure them (topo-probe --measure) or "
-        return replace(worth, reason=f"{reason}state them (--rate)")
+        return replace(worth, reason=f"{reason}state them if you know them (--rate)")
     file_GBps = _rate_file(plan)
     if file_GBps is not None and file_GBps >= worth.plan_GBps * _AS_GOOD:
         return replace(worth, advice=FILE)

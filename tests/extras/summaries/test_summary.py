@@ -59,7 +59,8 @@ def test_two_lines_a_run_say_what_plans_save_and_a_summary_has_it_as_data(
     whole = first["whole"]
     assert (whole["used_s"], whole["stock_s"]) == pytest.approx((used, stock))
     assert whole["saved"] is None or whole["saved"] == pytest.approx(1 - used / stock)
-    assert whole["steps"]["plan_steps"] + whole["steps"]["stock_steps"] <= summaries.CALLS
+    # Whatever carried the calls out, once the races have ended each step is of one kind.
+    assert 10 <= whole["steps"]["plan_steps"] + whole["steps"]["stock_steps"] <= summaries.CALLS
 
 
 @pytest.mark.long

@@ -42,7 +42,7 @@ def plan_for(machine: Topology, name: str = "allreduce") -> Plan:
         ("pcie-2socket", "allreduce", FILE),
         ("pcie-2socket", "allgather", BACKEND),
         ("dgx1", "allreduce", KEEP),
-        ("dgx-h100", "allreduce", KEEP),
+        ("dgx-a100", "allreduce", KEEP),
         ("mi300x", "allreduce", KEEP),
     ],
 )
@@ -96,6 +96,14 @@ def test_without_a_model_of_stock_nothing_is_claimed() -> None:
     assert fields["stock_GBps"] is fields["ratio"] is fields["advice"] is None
     assert "not modelled" in fields["reason"]
     assert "is not known" in worth.line
+
+
+@pytest.mark.parametrize("machine", ["dgx-h100", "dgx-h100:4"])
+def test_where_switches_can_add_stock_is_kept(machine: str) -> None:
+    worth = find_worth(plan_for(preset(machine)), SIZE)
+    assert (worth.advice, worth.stock_GBps, worth.ratio) == (KEEP, None, None)
+    assert worth.line.startswith("keep NCCL: its NVSwitches can add")
+    assert "NVLS" in worth.line
 
 
 def test_where_latency_decides_nothing_is_claimed() -> None:
