@@ -142,12 +142,6 @@ def test_the_check_of_nhc_ends_with_nhcs_own_failure(floors_file: Path) -> None:
     assert plain.returncode == 1 and plain.stderr.startswith("check_topo_floors: all_reduce_perf")
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this system")
-def test_shellcheck_finds_nothing(floors_file: Path) -> None:
-    done = run_command("shellcheck", "--shell=sh", str(floors_file))
-    assert (done.returncode, done.stdout) == (0, "")
-
-
 def test_what_does_not_go_with_thresholds_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
