@@ -32,3 +32,14 @@ def call_command(name: str, *arguments: str, cwd: Path | None = None) -> Complet
             code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     said = [into.getvalue().decode("utf-8") for into in raw]
     return CompletedProcess([name, *arguments], code, *said)
+
+
+def call_synth(*args: str, code: int = 0) -> str:
+    """Return what topo-synth prints; with a `code` other than 0 the one line of its error."""
+    done = call_command("synth", *args)
+    assert done.returncode == code, done.stderr
+    if not code:
+        return done.stdout
+    assert not done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    return done.stderr

@@ -6,19 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from called import call_command
+from called import call_synth as synth
 
 from topoplan.synth.plan import Plan
-
-
-def synth(*args: str, code: int = 0) -> str:
-    done = call_command("synth", *args)
-    assert done.returncode == code, done.stderr
-    if not code:
-        return done.stdout
-    assert not done.stdout
-    assert len(done.stderr.splitlines()) == 1
-    return done.stderr
 
 
 @pytest.mark.long

@@ -182,3 +182,11 @@ def test_rccls_dialect_has_its_version() -> None:
     text = machine(*links, sm=304, version=2).replace("nvlink", "xgmi")
     written = nccl_topology.write(nccl_xml.read(text, "small.xml"))
     assert '<system version="2"' in written
+
+
+def test_names_that_terminals_would_obey_are_written_by_number() -> None:
+    devices = [Device("gpu\u202e0\u200b", "gpu"), Device("gpu1", "gpu")]
+    links = both_directions(Link("gpu\u202e0\u200b", "gpu1", Fraction(25), kind="nvlink"))
+    text = nccl_topology.write(Topology("bo\u2066x", tuple(devices), links))
+    assert "gpu&#8238;0&#8203;" in text
+    assert [mark for mark in "\u202e\u200b\u2066" if mark in text] == []
