@@ -241,7 +241,7 @@ class Plan:
         return figures
 
     def _find_waits_us(self, entry: Entry) -> Fraction:
-        """Return how long an entry's schedule waits for what the plan promises."""
+        """Return the microseconds that an entry's schedule waits to keep the plan's promises."""
         waits = (x.find_waits_us(entry.schedule, self.topology) for x in self.extensions)
         return sum(waits, Fraction(0))
 

@@ -1,11 +1,11 @@
 """Programs whose sends wait for their turn: handovers (synth/extras/concurrency) as messages.
 
-A word is a message of one element, after the others' in the numbering of each pair of ranks. In a
-flow a rank gives its word as soon as what it received is there, and waits for others' before the
-first send that needs them. In batches, words go in a batch of their own, after that of their tick.
+A token is a message of one element, after the others' in the numbering of each pair of ranks. In a
+flow a rank gives its token as soon as what it received is there, and waits for others' before the
+first send that needs them. In batches, tokens go in a batch of their own, after that of their tick.
 
 Nothing deadlocks: a rank's instructions are in the order of ticks (sends, then what they brought,
-then words, then the sends of later ticks), and each waits for earlier ones of other ranks alone.
+then tokens, then the sends of later ticks), and each waits for earlier ones of other ranks alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from ....synth.extras.concurrency.handovers import Handover
 from ...program.instructions import Await, Exchange, Instruction, Post, Program, Span
 
-# Words are received so many ahead of the one that is waited for, so that none waits for its
+# Tokens are received so many ahead of the one that is waited for, so that none waits for its
 # receiver.
 _AHEAD = 4
 
@@ -27,18 +27,18 @@ def pace(program: Program, handovers: Sequence[Handover]) -> Program:
     mine = [x for x in handovers if program.rank in (x.src, x.dst)]
     if not mine:
         return program
-    words = _Words(program, mine)
+    tokens = _Tokens(program, mine)
     # An element for what is sent, and one for what each other rank sends.
     room = 1 + max(max(x.src, x.dst) for x in mine) + 1
     is_batched = any(isinstance(x, Exchange) for x in program.instructions)
-    instructions = _pace_batches(program, words) if is_batched else _Flow(program, words).write()
+    instructions = _pace_batches(program, tokens) if is_batched else _Flow(program, tokens).write()
     return replace(
         program, instructions=tuple(instructions), staging_numel=program.staging_numel + room
     )
 
 
-class _Words:
-    """The words that a rank gives and waits for, as posts, by the ticks after which they are."""
+class _Tokens:
+    """The tokens that a rank gives and waits for, as posts, by the ticks after which they are."""
 
     def __init__(self, program: Program, handovers: Iterable[Handover]) -> None:
         rank = program.rank
@@ -63,13 +63,13 @@ class _Words:
         self.awaited.sort(key=lambda item: (item[0].before, item[0]))
 
 
-def _pace_batches(program: Program, words: _Words) -> list[Instruction]:
-    """Return the instructions with a batch of words after each tick that has some."""
+def _pace_batches(program: Program, tokens: _Tokens) -> list[Instruction]:
+    """Return the instructions with a batch of tokens after each tick that has some."""
     batches: dict[int, list[Post]] = defaultdict(list)
-    for handover, post in words.awaited:
+    for handover, post in tokens.awaited:
         if post is not None:
             batches[handover.after].append(post)
-    for after, posts in words.given.items():
+    for after, posts in tokens.given.items():
         batches[after] += posts
     left, out = sorted(batches), list[Instruction]()
     for instruction in program.instructions:
@@ -82,10 +82,10 @@ def _pace_batches(program: Program, words: _Words) -> list[Instruction]:
 
 
 class _Flow:
-    """Writes the instructions of a flow anew, with words between them."""
+    """Writes the instructions of a flow anew, with tokens between them."""
 
-    def __init__(self, program: Program, words: _Words) -> None:
-        self.program, self.words = program, words
+    def __init__(self, program: Program, tokens: _Tokens) -> None:
+        self.program, self.tokens = program, tokens
         self.posts = program.posts
         self.arriving: dict[int, list[int]] = defaultdict(list)
         for number, post in enumerate(self.posts):
@@ -97,9 +97,9 @@ class _Flow:
         self.number_of: dict[int, int] = {}
         self.ended: set[int] = set()
         self.unended: list[int] = []
-        self.to_give = sorted(words.given)
-        self.to_await = list(words.awaited)
-        self.ahead = [post for _, post in words.awaited if post is not None]
+        self.to_give = sorted(tokens.given)
+        self.to_await = list(tokens.awaited)
+        self.ahead = [post for _, post in tokens.awaited if post is not None]
         self.ears: dict[Post, int] = {}
 
     def write(self) -> list[Instruction]:
@@ -131,7 +131,7 @@ class _Flow:
         """Wait for one of the program's messages, unless that was done."""
         if old in self.ended:
             return
-        self.ended.add(old)  # before words of earlier ticks, which may wait for messages too
+        self.ended.add(old)  # before tokens of earlier ticks, which may wait for messages too
         if self.posts[old].kind == "receive":
             self._give(self.posts[old].tick)
         self.out.append(Await(self.number_of[old]))
@@ -144,20 +144,20 @@ class _Flow:
                 self.out.append(Await(self.number_of[old]))
 
     def _give(self, before: int | None) -> None:
-        """Give the words of all ticks before one, or all that are left."""
+        """Give the tokens of all ticks before one, or all that are left."""
         while self.to_give and (before is None or self.to_give[0] < before):
             after = self.to_give.pop(0)
             self._end_tick(after)
-            self.unended += [self._post(post) for post in self.words.given[after]]
+            self.unended += [self._post(post) for post in self.tokens.given[after]]
 
-    def _listen(self, words: int) -> None:
-        """Receive the next words, at most so many."""
-        for post in self.ahead[:words]:
+    def _listen(self, tokens: int) -> None:
+        """Receive the next tokens, at most so many."""
+        for post in self.ahead[:tokens]:
             self.ears[post] = self._post(post)
-        del self.ahead[:words]
+        del self.ahead[:tokens]
 
     def _wait(self, tick: int | None) -> None:
-        """Wait for the words that sends of a tick need, or for all that are left."""
+        """Wait for the tokens that sends of a tick need, or for all that are left."""
         while self.to_await and (tick is None or self.to_await[0][0].before <= tick):
             handover, post = self.to_await.pop(0)
             if post is None:

@@ -56,7 +56,7 @@ class _Paced(Compiled):
         super().__init__(candidate, buffers, runner.transport, None)
 
     def lower(self, numel: int) -> tuple[PlayedProgram, int]:
-        """Return this rank's program, and the elements that it sends, words not counted."""
+        """Return this rank's program, and the elements that it sends, tokens not counted."""
         _, sent = super().lower(numel)
         handovers = find_handovers(self.schedule, self._runner.machine, self._runner.limited)
         self.messages = pace(self.messages, handovers)

@@ -5,9 +5,9 @@ over the fastest hops, are put into steps that keep to the limits (turns.py); a 
 no code with that counts them before a plan is saved, and after it is loaded (replay.py). The bound
 is that of the machine in which each limited device is a link (bound.py).
 
-When such a plan is played no clock keeps steps apart. Between two steps that use a limited device,
-each receiver of the first sends a message of one element to each sender of the second
-(handovers.py, runtime/extras/concurrency). So data of no more pairs of ranks than allowed are under
-way through it at any time, however far ranks run ahead. What is not counted: these words, the stock
-collective where it wins a race (`choose="plan"` leaves it out), and what else the machine does.
+No clock separates steps at run time. Between two steps that use a limited device, each receiver of
+the first sends a token, a message of one element, to each sender of the second (handovers.py,
+runtime/extras/concurrency). So data of no more pairs of ranks than allowed are in flight through it
+at any time, however far ranks run ahead. Not counted are these tokens, the stock collective where
+it wins a race (`choose="plan"` leaves it out), and what else the machine does.
 """

@@ -3,7 +3,7 @@
 Ranks play schedules without a common clock: a rank sends as soon as it has what it sends. So
 between two steps that use a limited port, each receiver of the first tells each sender of the
 second that its message is there. What a pair of ranks sends in both steps is one stream, and needs
-no word.
+no token.
 """
 
 from __future__ import annotations

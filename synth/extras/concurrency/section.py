@@ -83,14 +83,14 @@ class Concurrent:
         """Do nothing: all is verified whenever the plan is."""
 
     def find_waits_us(self, schedule: Schedule, topology: Topology) -> Fraction:
-        """Return how long a schedule waits for handovers, in the model."""
+        """Return the microseconds that a schedule waits for handovers, by the cost model."""
         return find_waits_us(schedule, topology, self.limits.find_ports(topology))
 
     def list_lines(self, plan: Plan) -> list[str]:
         """Return what a description of its plan says of it."""
         lines = [
             f"concurrent: with {self.limits.describe()}; times count that, and that ranks wait "
-            "for each other's word between steps"
+            "for each other's token between steps"
         ]
         if self.bound is not None:
             lines.append(

@@ -149,7 +149,7 @@ def test_limits_hold_however_far_ranks_run_ahead(name: str, limit: str, batched:
         for seed in range(3):
             Player(plain, watch).play(random.Random(seed))
         is_broken_without |= any(most[port] > limited[port] for port in most)
-    # The words of one ring, or of one transfer after the other, may follow from the data alone.
+    # The tokens of one ring, or of one transfer after the other, may follow from the data alone.
     assert is_broken_without or name != "alltoall", (
         "the steps alone keep to these limits: the test shows nothing"
     )
@@ -207,7 +207,7 @@ class OtherOrder(Links):
 
 
 def test_an_allreduce_of_few_elements_leaves_no_word_behind() -> None:
-    """Pieces without elements are not sent, and words go all the same."""
+    """Pieces without elements are not sent, and tokens go all the same."""
     box = build_box()
     plan = plan_box("alltoall", "switch=1")
     limited = parse_limits("switch=1").find_ports(box)
