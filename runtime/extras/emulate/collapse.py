@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ....topo.errors import ExecutionError, InputError
 from ....topo.exact import parse_fraction
+from .beside import run_beside
 from .blueprint import Blueprint
 from .network import BURST_BYTES, MTU, Network, describe_bucket, die_with_parent
 
@@ -164,31 +165,22 @@ def collapsing(
     if not collapses:
         yield
         return
-    over, errors = threading.Event(), list[ExecutionError]()
     watched = [_watch(network, collapse) for collapse in collapses]
 
-    def run() -> None:
+    def look(over: threading.Event) -> None:
         try:
             while not over.wait(_LOOK_S):
                 for each in watched:
                     each.look(time.monotonic())
-        except ExecutionError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="topoplan-collapse")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        for each in watched:
-            if not errors:
+            for each in watched:
                 each.mend(time.monotonic())
-            each.set_rates.kill()
-            each.set_rates.wait()
-    if errors:
-        raise errors[0]
+        finally:
+            for each in watched:
+                each.set_rates.kill()
+                each.set_rates.wait()
+
+    with run_beside("topoplan-collapse", look):
+        yield
     say("; ".join(map(str, collapses)))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ....topo.errors import InputError, TopoplanError, suggest
 from ...ranks.launch import count_steps, list_ready
+from .beside import run_beside
 from .blueprint import Blueprint
 from .network import Network
 
@@ -157,25 +158,16 @@ def rehearse(
     if rehearsal is None:
         yield
         return
-    over = threading.Event()
-    errors: list[TopoplanError] = []
 
-    def run() -> None:
+    def cause(over: threading.Event) -> None:
         try:
             _cause_all(network, rehearsal, folder, kill, over)
         except TopoplanError as error:
-            errors.append(error)
             rehearsal.say(f"faults: {error}")
+            raise
 
-    thread = threading.Thread(target=run, name="topoplan-faults")
-    thread.start()
-    try:
+    with run_beside("topoplan-faults", cause):
         yield
-    finally:
-        over.set()
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def _cause_all(
