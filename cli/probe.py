@@ -263,16 +263,21 @@ def _probe(arguments: argparse.Namespace) -> int:
         check_outputs(arguments, "output", "csv")
     source = next((name for name in PROBE_SOURCES.list_all() if getattr(arguments, name)), None)
     named: list[Topology] = []
-    try:
-        if source is None:
-            named = list_topologies(arguments)
-            topology = correct(select(_join(named, arguments), arguments), arguments)
-        else:
-            topology = PROBE_SOURCES.find(source)(arguments, progress)
-    except InputError:
-        if said := "".join(review.explain(arguments.topologies) for review in reviews.values()):
-            write_output(arguments, said)
-        raise
+    if source is None:
+
+        def leaves_out(name: str, error: InputError) -> bool:
+            said = _explain([name], reviews)
+            if said:
+                progress.tell(f"no machine to check: {error}")
+            return bool(said)
+
+        named = list_topologies(arguments, leaves_out)
+        if not named:
+            write_output(arguments, _explain(arguments.topologies, reviews, as_json=form == "json"))
+            return 1
+        topology = correct(select(_join(named, arguments), arguments), arguments)
+    else:
+        topology = PROBE_SOURCES.find(source)(arguments, progress)
     if not _reports():
         return 0
     to_file = arguments.output is not None
@@ -290,7 +295,8 @@ def _probe(arguments: argparse.Namespace) -> int:
         for note in view.list_notes(topology) if view.list_notes is not None else ():
             print_error(f"{PROG}: {note}")
     else:
-        content = _render(topology, form, given)
+        fields = {k: v for x in reviews.values() for k, v in x.list_fields(reviewed).items()}
+        content = _render(topology, form, given, fields)
     write_output(arguments, content)
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
@@ -320,8 +326,15 @@ def _join(topologies: Sequence[Topology], arguments: argparse.Namespace) -> Topo
     return state_rates(topologies, network)[0]
 
 
-def list_topologies(arguments: argparse.Namespace) -> list[Topology]:
-    """Return the topologies that the arguments name, or that of this host or the ranks' hosts."""
+def list_topologies(
+    arguments: argparse.Namespace,
+    leaves_out: Callable[[str, InputError], bool] = lambda name, error: False,
+) -> list[Topology]:
+    """Return the topologies that the arguments name, or that of this host or the ranks' hosts.
+
+    `leaves_out` is asked of a name whose reading fails; its error is raised unless the answer is
+    yes.
+    """
     if arguments.sysfs_root is not None:
         from ..topo.probe.join import probe_local
 
@@ -333,7 +346,19 @@ def list_topologies(arguments: argparse.Namespace) -> list[Topology]:
     from ..topo.loader.resolve import resolve
 
     _warn_of_repeated(names)
-    return [resolve(name, arguments.box) for name in names]
+    named = []
+    for name in names:
+        try:
+            named.append(resolve(name, arguments.box))
+        except InputError as error:
+            if not leaves_out(name, error):
+                raise
+    return named
+
+
+def _explain(names: Sequence[str], reviews: Mapping[str, Review], *, as_json: bool = False) -> str:
+    """Return what reviews say of texts that have no machine."""
+    return "".join(review.explain(names, as_json) for review in reviews.values())
 
 
 def _warn_of_repeated(names: list[str]) -> None:
@@ -346,11 +371,14 @@ def _warn_of_repeated(names: list[str]) -> None:
         )
 
 
-def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
+def _render(
+    topology: Topology, form: str, given: dict[str, bool], fields: dict[str, object]
+) -> str:
     """Return the topology in one of _FORMATS.
 
-    `given` has the options of writers: colour, wraps (at the terminal's width). Only the writer in
-    use is imported, since some of them import solvers or rich.
+    `given` has the options of writers: colour, wraps (at the terminal's width). JSON has the
+    `fields` beside the machine. Only the writer in use is imported, since some of them import
+    solvers or rich.
     """
     if form == "table":
         from ..topo.pictures import table
@@ -368,7 +396,7 @@ def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
         return printable_lines(smi.write(topology))
     from ..topo import probe_json
 
-    return probe_json.write(topology)
+    return probe_json.write(topology, fields)
 
 
 def _links_csv(topology: Topology) -> str:

@@ -4,6 +4,7 @@ These are computed again each time and not read back: they are for readers of th
 topoplan.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,13 @@ from ..extras import FIELDS, Names
 from .graph import Topology
 
 
-def write(topology: Topology) -> str:
+def write(topology: Topology, more: Mapping[str, Any] | None = None) -> str:
     """Write JSON text with derived results, from which `Topology.loads` restores an equal topology.
 
-    The results are under `fingerprint` and the names that the group `fields` of the extras has.
+    The results are under `fingerprint`, the names that the group `fields` of the extras has, and
+    those of `more`.
     """
-    derived: dict[str, Any] = {"fingerprint": topology.fingerprint}
+    derived: dict[str, Any] = {"fingerprint": topology.fingerprint, **(more or {})}
     added = Names(FIELDS)
     for name in added.describe():
         derived |= added.find(name)(topology)

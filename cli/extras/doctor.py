@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...topo.printable import printable
 from ..probing.added import Review, Reviewed, list_boxes
@@ -15,6 +16,7 @@ from ..shared.outputs import OUTPUT, add_force
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...topo.answers import Answer
     from ...topo.extras.doctor import ComparedHost, Examination
 
 PROG = "topo-doctor"
@@ -40,16 +42,33 @@ def _write(reviewed: Reviewed) -> str:
     width = () if columns is None else (columns,)
     lines = report(examination, *width, says_skipped=not arguments.quiet)
     findings = [finding.what for finding in examination.findings]
-    lines += _list_answers(arguments.topologies, findings)
+    lines += _describe(_list_answers(arguments.topologies, findings))
     text = "\n".join(map(printable, lines)) + "\n"
     return text if columns is None else wrap_text(text, columns)
 
 
-def _list_answers(named: Sequence[str], findings: Sequence[str] = ()) -> list[str]:
-    """Return lines on why runs hang, fail or are slow, by texts that are named and by findings."""
-    from ...topo.answers import Question, ask, describe_answers
+def _list_answers(named: Sequence[str], findings: Sequence[str] = ()) -> list[Answer]:
+    """Return why runs hang, fail or are slow, by texts that are named and by findings."""
+    from dataclasses import replace
 
-    return describe_answers(ask(Question("\n".join(map(_read, named)), tuple(findings))))
+    from ...topo.answers import Question, ask
+
+    texts = [text for text in map(_read, named) if text]
+    answers = ask(Question("\n".join(texts), tuple(findings)))
+    # lines are those of one text
+    return [x if len(texts) == 1 else replace(x, line=None) for x in answers]
+
+
+def _describe(answers: Sequence[Answer]) -> list[str]:
+    from ...topo.answers import describe_answers
+
+    return describe_answers(answers)
+
+
+def _list_fields(reviewed: Reviewed) -> dict[str, Any]:
+    findings = [x.what for x in _examine(reviewed, _list_hosts(reviewed)).findings]
+    answers = _list_answers(reviewed.arguments.topologies, findings)
+    return {"answers": [answer.to_json() for answer in answers]}
 
 
 def _read(name: str) -> str:
@@ -65,8 +84,11 @@ def _read(name: str) -> str:
         return ""
 
 
-def _explain(named: Sequence[str]) -> str:
-    return "".join(f"{printable(line)}\n" for line in _list_answers(named))
+def _explain(named: Sequence[str], as_json: bool) -> str:
+    answers = _list_answers(named)
+    if as_json and answers:
+        return json.dumps({"answers": [answer.to_json() for answer in answers]}, indent=2) + "\n"
+    return "".join(f"{printable(line)}\n" for line in _describe(answers))
 
 
 def _list_errors(reviewed: Reviewed) -> list[str]:
@@ -116,6 +138,7 @@ CHECK = Review(
         },
     },
     forms={"prometheus": "with --check: write Prometheus' text, for node_exporter to collect"},
+    list_fields=_list_fields,
     explain=_explain,
 )
 

@@ -47,15 +47,17 @@ class Review:
     `list_errors` returns a line for each problem that makes the exit code 1. `options` are more
     options that are for this review alone, by name, with what `add_argument` takes; none has a
     default. `forms` are options, by name with their help, that ask for another form of its text in
-    place of --format. `explain` makes a text of named files of which none has a machine, "" if it
-    has nothing to say of them.
+    place of --format. `list_fields` returns what the JSON has beside the machine. `explain` makes a
+    text of named files of which none has a machine, as JSON if asked; "" if it has nothing to say
+    of them.
     """
 
     write: Callable[[Reviewed], str]
     list_errors: Callable[[Reviewed], list[str]]
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     forms: Mapping[str, str] = field(default_factory=dict)
-    explain: Callable[[Sequence[str]], str] = lambda names: ""
+    list_fields: Callable[[Reviewed], dict[str, Any]] = lambda reviewed: {}
+    explain: Callable[[Sequence[str], bool], str] = lambda names, as_json: ""
 
 
 @dataclass(frozen=True)
