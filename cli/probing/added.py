@@ -15,7 +15,6 @@ from ...topo.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from ...topo.graph import Topology
 
