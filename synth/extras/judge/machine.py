@@ -1,6 +1,7 @@
 """The machine that a file was made on, and the GPU of each rank there."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,6 +19,7 @@ from ....topo.graph import Device, Link, Topology
 from ....topo.hardware import PcieLink
 from ....topo.loader.resolve import LOCAL, load, load_for_planning
 from ....topo.notes import assumed
+from ....topo.presets import PRESETS
 from .file_contents import HAS_RESULTS, FileContents, Location
 
 # Usual file name endings of a graph dump or a log.
@@ -151,15 +153,23 @@ class Machines:
         if contents.machine is not None:
             topology = self._plan_for(contents.machine)
             return JudgedMachine(topology, contents.machine_source, contents.where)
+        machine = self._find_local()
+        if machine.topology is not None:
+            return machine
+        return replace(machine, source=machine.source + _propose(contents))
+
+    def _find_local(self) -> JudgedMachine:
+        """Return the local machine, without a topology if it has no GPU."""
         try:
             machine = self._load(LOCAL, "this machine, as no other was named")
+            if machine.topology is None or machine.topology.ranks:
+                return machine
             why_not = "this machine has no GPU"
         except TopoplanError as error:
-            machine, why_not = None, str(error)
-        if machine is None or (machine.topology is not None and not machine.topology.ranks):
-            why_not = f"{why_not}; name the topology of the machine that the file is from"
-            machine = self._cache[LOCAL] = JudgedMachine(None, why_not, LOCAL)
-        return machine
+            why_not = str(error)
+        why_not = f"{why_not}; name the topology of the machine that the file is from"
+        self._cache[LOCAL] = JudgedMachine(None, why_not, LOCAL)
+        return self._cache[LOCAL]
 
     def _load(self, argument: str, source: str) -> JudgedMachine:
         if argument not in self._cache:
@@ -183,6 +193,23 @@ class Machines:
     def _plan_for(self, topology: Topology) -> Topology:
         part = self.narrow(topology)
         return load_for_planning(state_rates([part], self.rates)[0])[0]
+
+
+def _propose(contents: FileContents) -> str:
+    """Return words that propose a preset with as many GPUs of the same kind on a host; "" if there
+    is none, or the file does not name the GPUs.
+    """
+    models = {x.model for x in contents.locations.values()}
+    board = find_board(models.pop() or "") if len(models) == 1 else None
+    hosts = Counter(x.host for x in contents.locations.values())
+    if board is None or len(set(hosts.values())) != 1:
+        return ""
+    named = re.compile(rf"(?<![\w-]){re.escape(board.name)}(?![\w-])")
+    for preset in PRESETS.values():
+        if named.search(preset.description) and preset.gpus((1,)) == max(hosts.values()):
+            boxes = f":{len(hosts)}" if len(hosts) > 1 and preset.size == "boxes" else ""
+            return f"; by its GPUs it may be {preset.name}{boxes} ({preset.description})"
+    return ""
 
 
 def select_box(topology: Topology) -> Topology:

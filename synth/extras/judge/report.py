@@ -71,6 +71,8 @@ def _list_lines(verdict: FileVerdict, least: float | None, in_full: bool) -> lis
     for finding in verdict.findings[1:]:
         lines += _list_finding_lines(f"also {finding.name}", finding)
     lines += [f"  note: {note}" for note in verdict.notes]
+    if topology is None:  # the reason why nothing was judged has been said
+        lines[2:] = [line.replace(machine.source, "no topology") for line in lines[2:]]
     if least is not None:
         lines += [
             f"  {'fails' if share < least else 'passes'}: {what}: {percent(share)} of the bound; "

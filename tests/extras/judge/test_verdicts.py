@@ -15,10 +15,12 @@ from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log, write_tab
 from needs import long_cases
 
 from topoplan.cli.extras import judge as command
+from topoplan.synth.extras.judge import machine
 from topoplan.synth.extras.judge.file_contents import Measurement
 from topoplan.synth.extras.judge.options import find_limits
 from topoplan.synth.extras.judge.verdict import MeasuredRow, MeasuredVerdict
 from topoplan.synth.ir.collective import Collective
+from topoplan.topo.errors import InputError
 from topoplan.topo.loader.resolve import load_for_planning
 from topoplan.topo.presets import preset
 
@@ -604,3 +606,29 @@ def test_where_latency_decides_nothing_falls(desk: Desk) -> None:
 def test_stock_of_amd_gpus_is_that_of_rccl(desk: Desk) -> None:
     _, text, _ = desk.run(write_table(119, 8), "--topology", "mi300x")
     assert "the 256 GB/s that the rings that stock RCCL finds (modelled) carry on paper" in text
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "proposed"),
+    [
+        ("NVIDIA H100 80GB HBM3", 8, "dgx-h100 (boxes of 8 H100 on NVSwitches)"),
+        ("Tesla V100-SXM2-32GB", 16, "dgx2 (16 V100 on two groups of NVSwitches)"),
+        ("NVIDIA H100 80GB HBM3", 4, ""),
+        ("NVIDIA A100 80GB PCIe", 8, ""),
+        ("NVIDIA GeForce RTX 4090", 8, ""),
+    ],
+)
+def test_a_preset_of_the_same_gpus_is_proposed_where_no_machine_is_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, gpu: str, ranks: int, proposed: str
+) -> None:
+    def refuse(name: str) -> None:
+        raise InputError(f"{name}: no GPU")
+
+    monkeypatch.setattr(machine, "load", refuse)
+    text = write_table(100, ranks, gpu=gpu)
+    file = desk.judge(text)
+    by_gpus = f"; by its GPUs it may be {proposed}" if proposed else ""
+    source = f"local: no GPU; name the topology of the machine that the file is from{by_gpus}"
+    assert file["topology_source"] == source == file["verdict"]["message"]
+    shown = desk.run(text)[1]
+    assert shown.count(source) == 1 and "not compared with a bound: no topology\n" in shown
