@@ -1,0 +1,47 @@
+"""Symptoms of what follows from causes elsewhere: they name none themselves."""
+
+from __future__ import annotations
+
+from ..symptom import Symptom, When
+from .common import HANGS, NCCL, TORCH
+
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom(
+        "peer-ended",
+        (
+            When(
+                (
+                    r"[Cc]onnection closed by (?:remote )?peer|Connection reset by peer"
+                    r"|Socket recv failed while polling|ncclRemoteError"
+                    r"|remote process exited or there was a network error"
+                    r"|NCCL communicator was aborted"
+                    r"|Call to recv from \S+ failed|[Bb]roken pipe",
+                )
+            ),
+        ),
+        "another rank has ended or left the communicator; the cause is in its log, not here",
+        "find the rank that failed first, by time: its log or traceback names the cause (memory, "
+        "an exception, a kill)",
+        "low",
+        f"{NCCL}795",
+    ),
+    Symptom(
+        "watchdog",
+        (When((HANGS,)),),
+        "a collective did not end in time; that is rarely the network: most often a rank did not "
+        "call it, since it failed, waits elsewhere, or takes another branch",
+        "find the rank that does not name this call (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 writes what "
+        "each waits for, py-spy dump shows where it is); a longer timeout for slow data or saving",
+        "low",
+        f"{TORCH}118369",
+    ),
+    Symptom(
+        "workers-wait",
+        (When((r"No available shared memory broadcast block found in \d+ second",)),),
+        "vLLM's scheduler waits for its workers, of which one is stuck or busy; the cause is there",
+        "see what the workers print before it, with NCCL_DEBUG=INFO; if they hang in NCCL's start, "
+        "try NCCL_P2P_DISABLE=1",
+        "low",
+        "https://github.com/QwenLM/Qwen3-VL/issues/1793",
+    ),
+)

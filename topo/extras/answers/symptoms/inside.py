@@ -1,0 +1,223 @@
+"""Symptoms inside a host: P2P, PCIe, allreduce of its own."""
+
+from __future__ import annotations
+
+from ..symptom import Symptom, When
+from .common import HANGS, NCCL, VLLM
+
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom(
+        "acs",
+        (
+            When((r"ACSCtl:\s+SrcValid\+[^\n]{0,40}ReqRedir\+",)),
+            When(findings=("acs-redirect",)),
+        ),
+        "ACS sends what GPUs write to each other on PCIe up to the CPU, which makes P2P slow, "
+        "hang, or give wrong results",
+        "switch ACS off in the BIOS, or on each bridge (setpci -s BRIDGE ECAP_ACS+6.w=0000), and "
+        "the IOMMU off or to passthrough; NCCL_P2P_DISABLE=1 does without P2P",
+        "high",
+        f"{NCCL}2079",
+    ),
+    Symptom(
+        "iommu",
+        (
+            When((r"Missing \"(?:amd_)?iommu=(?:pt|on)\" from kernel command line",)),
+            When(findings=("iommu-translating",)),
+            When(
+                (r"(?:DMAR|AMD-Vi)[^\n]{0,60}(?:IO_PAGE_FAULT|PTE \w+ [Aa]ccess is not set|fault)",)
+            ),
+        ),
+        "the IOMMU translates what GPUs and NICs write to each other, with which P2P hangs or is "
+        "slow",
+        "boot with iommu=pt (AMD: amd_iommu=on iommu=pt), or switch the IOMMU off in the BIOS; "
+        "NCCL_P2P_DISABLE=1 tells whether it is that",
+        "medium",
+        "https://github.com/ROCm/vllm/issues/390",
+    ),
+    Symptom(
+        "p2p-claimed",
+        (When((r"P2P is disabled between NVLINK connected GPUs",)),),
+        "the driver refuses P2P between GPUs that NVLinks join: the fabric or the bridge is not "
+        "up, or MIG, confidential computing or a container hides them from each other",
+        "see nvidia-smi nvlink -s and nvidia-smi topo -p2p r; seat the bridge, start the fabric "
+        "manager, give the container all GPUs of the pair",
+        "medium",
+        f"{NCCL}340",
+    ),
+    Symptom(
+        "p2p-none",
+        (
+            When(findings=("p2p-refused",)),
+            When(
+                (r"P2P is disabled between connected GPUs|lacks GPU P2P capability or P2P test fa",)
+            ),
+            When(
+                (r"peer access is not supported between these two devices",),
+                (r"transport/shm\.cc:\d+ [^\n]{0,60}peer access is not supported",),
+            ),
+        ),
+        "the GPUs do not reach each other directly (P2P), so all they send passes through the "
+        "host's memory: GeForce cards have none in stock drivers, else ACS, the IOMMU or a "
+        "container forbids it",
+        "topo-probe --check says which; where the cards have none nothing helps but fewer, larger "
+        "messages, and pipelines in place of tensor parallelism",
+        "medium",
+        f"{VLLM}3710",
+    ),
+    Symptom(
+        "p2p-hangs",
+        (
+            When((r"via P2P/(?:IPC|direct pointer|CUMEM)", HANGS), (r"via NET/",)),
+            When(
+                (r"via P2P/(?:IPC|direct pointer|CUMEM)",),
+                (r"via NET/", r"Init COMPLETE|Connected all trees|algbw"),
+            ),
+        ),
+        "the log ends where GPUs begin to write to each other directly (P2P): on PCIe that hangs "
+        "where ACS or the IOMMU redirects it, or the driver claims P2P that does not work",
+        "try NCCL_P2P_DISABLE=1 (vLLM: --disable-custom-all-reduce too); if it runs then, switch "
+        "ACS off and the IOMMU to passthrough in BIOS and kernel, and update the driver",
+        "low",
+        f"{NCCL}631",
+    ),
+    Symptom(
+        "vgpu-library",
+        (
+            When(
+                (r"libvgpu\.so|\[HAMI-core|HAMI-core ", r"NCCL INFO|using nccl==|[Tt]ensor"),
+                (r"Init COMPLETE",),
+            ),
+        ),
+        "a library that shares GPUs between containers (HAMi's libvgpu.so) stands between the "
+        "program and the driver, and NCCL's start hangs or fails in it",
+        "give the container whole GPUs and set CUDA_DISABLE_CONTROL=true, or leave the library out "
+        "(LD_PRELOAD)",
+        "medium",
+        "https://github.com/Project-HAMi/HAMi/issues/2641",
+    ),
+    Symptom(
+        "nccl-start-hangs",
+        (
+            When(
+                (r"vLLM is using nccl==|Found nccl from library",),
+                (
+                    r"Init COMPLETE|Custom allreduce|Graph capturing|KV cache|Loading model"
+                    r"|via NET/|NCCL WARN|[Ee]rror",
+                ),
+            ),
+        ),
+        "the log ends in NCCL's start, before the ranks are joined; most often GPUs do not reach "
+        "each other as the driver says (P2P: ACS, IOMMU), else a library between program and "
+        "driver",
+        "run with NCCL_DEBUG=INFO to see the last line of each rank; try NCCL_P2P_DISABLE=1 with "
+        "--disable-custom-all-reduce, and a start without preloaded libraries (LD_PRELOAD)",
+        "low",
+        f"{VLLM}8058",
+    ),
+    Symptom(
+        "pairs-as-hosts",
+        (
+            When(
+                (
+                    r"nRanks (?P<ranks>\d+) nNodes 1 localRanks (?P=ranks)\b",
+                    r"\[send\] via NET/",
+                )
+            ),
+            When(
+                (
+                    r"^(?P<host>[\w.-]+):\d+:\d+ [^\n]*rank (?P<rank>\d+) nRanks (?P<ranks>\d+) "
+                    r"nNodes (?P<nodes>[2-9]\d*) localRanks \d+ localRank 0\b[^\n]*\n"
+                    r"(?:[^\n]*\n){0,400}(?P=host):\d+:\d+ [^\n]*rank (?!(?P=rank) )\d+ "
+                    r"nRanks (?P=ranks) nNodes (?P=nodes) localRanks \d+ localRank 0\b",
+                )
+            ),
+        ),
+        "GPUs of one host send to each other over the network: NCCL takes pairs of them (NVLink "
+        "bridges, containers) for hosts of their own, or finds the NICs nearer than the GPUs",
+        "set NCCL_NET_DISABLE_INTRA=1, give all ranks of a host the same container and hostname "
+        "(NCCL_HOSTID), and compare",
+        "medium",
+        f"{NCCL}2345",
+    ),
+    Symptom(
+        "dev-nodes",
+        (
+            When(
+                (r"RCCL version ?:? ?2\.30\.[0-4]\b", r"MI250|MI210|gfx90a"),
+            ),
+        ),
+        "RCCL 2.30.4 counts paths through another GPU as direct links on MI250 and finds half of "
+        "the channels: half the rate or less",
+        "use the RCCL of ROCm 7.14 or later, or one before 2.30",
+        "high",
+        "https://github.com/ROCm/rocm-systems/pull/7792",
+    ),
+    Symptom(
+        "no-ring",
+        (When(findings=("simple-order",)), When(findings=("nccl-no-ring",))),
+        "NCCL's search finds no ring over the PCIe of these GPUs and uses one channel",
+        "check that each GPU has all of its lanes (slot, riser, BIOS); try another version of "
+        "NCCL: 2.25.1 and later ask for 18 GB/s between GPUs of compute capability 10.0 and more",
+        "medium",
+        f"{NCCL}1637",
+    ),
+    Symptom(
+        "narrow-pcie",
+        (
+            When((r"LnkSta:\s+Speed [^\n]{0,30}Width x\d+ \(downgraded\)",)),
+            When(findings=("narrow-pcie",)),
+        ),
+        "a card has fewer PCIe lanes than it could use: the slot, a riser, or lanes that it shares",
+        "seat it in a slot with all lanes of a CPU, without a riser, and set the slot's "
+        "bifurcation in the BIOS; all ranks wait for the slowest card",
+        "high",
+        "https://github.com/noonghunna/club-3090/pull/895",
+    ),
+    Symptom(
+        "pcie-at-rest",
+        (
+            When((r"LnkSta:\s+Speed 2\.5GT/s(?: \(downgraded\))?, Width x(?:8|16)(?! \(d)",)),
+            When(findings=("slow-pcie-now",)),
+        ),
+        "a PCIe link runs at 2.5 GT/s, as links of GPUs do at rest; it is a fault only if it stays "
+        "so under load",
+        "look again while the GPU copies (nvidia-smi -q -d PERFORMANCE; nvbandwidth); if it stays "
+        "at 2.5 GT/s, look at the riser, and at ASPM and the slot's generation in the BIOS",
+        "low",
+        "https://github.com/janhq/jan/issues/183",
+    ),
+    Symptom(
+        "custom-allreduce-off",
+        (
+            When(
+                (r"Custom allreduce is disabled because it's not supported on more than two PCIe",)
+            ),
+        ),
+        "vLLM's own allreduce for small messages is off on more than two GPUs without NVLink, "
+        "however well they reach each other, so NCCL's latency counts",
+        "nothing is broken; fewer ranks (TP=2 with pipelines), or a build with an allreduce for "
+        "PCIe",
+        "medium",
+        f"{VLLM}56128",
+    ),
+    Symptom(
+        "custom-allreduce-fails",
+        (When((r"custom_all_reduce\.cuh:\d+ '?invalid argument",)),),
+        "vLLM's own allreduce cannot share a rank's memory with the others: memory of expandable "
+        "segments, an old driver, or GPUs that do not reach each other",
+        "leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out; else --disable-custom-all-"
+        "reduce, with which NCCL does it",
+        "medium",
+        f"{VLLM}49101",
+    ),
+    Symptom(
+        "numa-balancing",
+        (When((r"NUMA auto balancing enabled|numa_balancing\s*[=:]\s*1\b",)),),
+        "the kernel moves pages between NUMA nodes while GPUs and NICs use them, which makes calls "
+        "slow now and then",
+        "switch it off: sysctl kernel.numa_balancing=0",
+        "low",
+        "https://github.com/ROCm/rccl/pull/696",
+    ),
+)

@@ -1,0 +1,187 @@
+"""Symptoms of the machine: drivers, fabric, faults."""
+
+from __future__ import annotations
+
+from ..symptom import Symptom, When
+from .common import NCCL, TESTS, TORCH, VLLM
+
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom(
+        "fabric-manager",
+        (
+            When(
+                (
+                    r"[Ss]ystem not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|"
+                    r"CUDA (?:[Ee]rror|failure):? 802\b",
+                )
+            ),
+        ),
+        "GPUs behind NVSwitches cannot be used before the fabric manager has set the switches up: "
+        "it does not run, or its version is not the driver's",
+        "install nvidia-fabricmanager in the driver's version and start it (systemctl enable --now "
+        "nvidia-fabricmanager); nvidia-smi -q then has State: Completed under Fabric",
+        "high",
+        f"{TESTS}264",
+    ),
+    Symptom(
+        "gpu-fault",
+        (
+            When(
+                (
+                    r"[Uu]ncorrectable (?:NVLink|ECC) error|fallen off the bus"
+                    r"|NVRM: Xid \([^)\n]*\): (?:48|63|64|74|79|94|95|119|120|140|145|149)\b"
+                    r"|Unable to determine the device handle for GPU",
+                )
+            ),
+        ),
+        "a GPU or an NVLink has failed; what other ranks say follows from it",
+        "look for Xid and SXid errors (dmesg), take the host out, reset its GPUs or power it off "
+        "and on, and run dcgmi diag -r 3 before it is used again",
+        "high",
+        f"{TORCH}58155",
+    ),
+    Symptom(
+        "driver-too-old",
+        (
+            When(
+                (
+                    r"driver version is insufficient for CUDA runtime version"
+                    r"|API call is not supported in the installed CUDA driver"
+                    r"|PTX was compiled with an unsupported toolchain|UnsupportedPtxVersion"
+                    r"|forward compatibility was attempted on non supported HW"
+                    r"|(?:Driver/library|driver and library) version mismatch",
+                )
+            ),
+        ),
+        "the driver does not fit the CUDA that the program was built with, or was replaced while "
+        "it was loaded",
+        "update the driver and reboot, or use a build for an older CUDA",
+        "high",
+        f"{NCCL}1005",
+    ),
+    Symptom(
+        "kernel-not-built",
+        (
+            When(
+                (
+                    r"'?named symbol not found|no kernel image is available for execution"
+                    r"|cudaErrorNoKernelImageForDevice|hipErrorNoBinaryForGpu",
+                )
+            ),
+        ),
+        "NCCL, the test or the program was built without code for this GPU's architecture",
+        "use a build that has it (NVCC_GENCODE for NCCL and nccl-tests, a newer wheel of torch and "
+        "nvidia-nccl), and see which libnccl.so is loaded",
+        "high",
+        f"{NCCL}1372",
+    ),
+    Symptom(
+        "vgpu-memory",
+        (When((r"init\.cc:\d+ [^\n]{0,20}NCCL WARN Cuda failure (?:801 )?'operation not supp",)),),
+        "the driver refuses the pool of memory that NCCL makes at its start, as a virtual GPU does "
+        "whose unified memory is off",
+        "turn on unified memory for the virtual GPU (enable_uvm in the hypervisor), or pass the "
+        "whole GPU through; without virtual GPUs update the driver",
+        "medium",
+        f"{NCCL}2101",
+    ),
+    Symptom(
+        "cumem-host",
+        (When((r"transport/shm\.cc:\d+ [^\n]{0,60}peer access is not supported between",)),),
+        "NCCL shares the host's memory by a call of CUDA that asks for P2P, which these GPUs do "
+        "not have",
+        "set NCCL_CUMEM_HOST_ENABLE=0",
+        "high",
+        f"{NCCL}1838",
+    ),
+    Symptom(
+        "no-gpus",
+        (
+            When(
+                (
+                    r"no CUDA-capable device is detected|No (?:CUDA|HIP) GPUs are available"
+                    r"|hipErrorInvalidDevice\b|hipErrorNoDevice|no ROCm-capable device is detected",
+                )
+            ),
+        ),
+        "the process sees no GPU: CUDA_VISIBLE_DEVICES is empty or names others, the container "
+        "was given none, or the driver is not loaded",
+        "run nvidia-smi in the same place, and print CUDA_VISIBLE_DEVICES in the process that "
+        "fails; containers need --gpus all, with ROCm --device=/dev/kfd --device=/dev/dri and the "
+        "group of /dev/dri/render*",
+        "medium",
+        f"{TESTS}30",
+    ),
+    Symptom(
+        "gpu-exclusive",
+        (When((r"CUDA-capable device(?:s|\(s\)) (?:are|is/are) busy or unavailable",)),),
+        "a GPU in the mode for one process (E. Process in nvidia-smi) is opened by a second one: "
+        "another job, or a rank that has not set its own device before the first call",
+        "set the device of each rank first (torch.cuda.set_device), end what is left of earlier "
+        "jobs, or nvidia-smi -c DEFAULT",
+        "medium",
+        f"{TESTS}369",
+    ),
+    Symptom(
+        "device-not-set",
+        (When((r"(?:Cuda|CUDA) (?:failure|Runtime|error)[^\n]{0,20}invalid resource handle",)),),
+        "a stream or an event of one GPU is used while another one is the current device: the "
+        "process has not set its device, or threads share it",
+        "call torch.cuda.set_device(LOCAL_RANK), or cudaSetDevice in each thread, before the first "
+        "collective; NCCL 2.12 and older need it with torch 2.3 and later",
+        "medium",
+        f"{TORCH}130414",
+    ),
+    Symptom(
+        "illegal-access",
+        (When((r"an illegal memory access was encountered",)),),
+        "a kernel read or wrote outside its memory; NCCL's watchdog is often the first to notice, "
+        "and neither it nor the network is the cause",
+        "run with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer to see which kernel it is, and try "
+        "the program without its own kernels (attention, quantization, graphs)",
+        "medium",
+        f"{VLLM}4108",
+    ),
+    Symptom(
+        "nvls-bind",
+        (
+            When((r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory",)),
+            When((r"transport/nvls\.cc:\d+ [^\n]{0,40}NCCL WARN (?:Cuda|CUDA) failure",)),
+        ),
+        "NVSwitches refuse to add (NVLS): most often the fabric manager was restarted after the "
+        "GPUs were set up",
+        "reset all GPUs of the host or reboot it, with the fabric manager started in its order; "
+        "NCCL_NVLS_ENABLE=0 does without, more slowly",
+        "high",
+        f"{NCCL}1488",
+    ),
+    Symptom(
+        "imex",
+        (
+            When((r"MNNVL \(cliqueSize \d+\) is available but not working|Check the IMEX",)),
+            When(
+                (
+                    r"MNNVL[^\n]{0,200}cliqueSize (?:[2-9]|\d\d)",
+                    r"(?:cuMem(?:Import|Export)\w*ShareableHandle|NCCL WARN Cuda failure (?:1|101|"
+                    r"800|999)\b)[^\n]{0,120}",
+                )
+            ),
+        ),
+        "the NVLink fabric spans hosts, and they cannot exchange memory over it: the IMEX service "
+        "or its channels are missing on a host or in a container",
+        "start nvidia-imex on all hosts of the domain (nvidia-imex-ctl -N), give containers "
+        "/dev/nvidia-caps-imex-channels/channel0; NCCL_MNNVL_ENABLE=0 does without that fabric",
+        "high",
+        f"{NCCL}1647",
+    ),
+    Symptom(
+        "fabric-not-ready",
+        (When(findings=("fabric-not-completed",)), When(findings=("fabric-unhealthy",))),
+        "the NVLink fabric of a GPU is not registered, or not well, so NVLink through the switches "
+        "does not work",
+        "see what nvidia-smi -q says under Fabric, restart nvidia-fabricmanager (on NVL72 nvidia-"
+        "imex), then reset the GPUs",
+        "high",
+        f"{NCCL}1672",
+    ),
+)

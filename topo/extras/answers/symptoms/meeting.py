@@ -1,0 +1,220 @@
+"""Symptoms of ranks on several hosts that do not meet: interfaces, addresses, ports."""
+
+from __future__ import annotations
+
+from ..symptom import Symptom, When
+from .common import NCCL, TORCH
+
+# What NCCL and torch say of a peer that cannot be reached.
+_UNREACHED = (
+    r"(?:[Cc]onnect(?:ed|ion)? to \S+ (?:failed|returned)|Call to connect failed"
+    r"|SocketPollConnect to \S+ failed|Gloo connectFullMesh failed)[^\n]{0,160}"
+    r"(?:[Nn]o route to host|[Cc]onnection refused|timed out|unreachable|connection abort)"
+)
+# Addresses and interfaces that exist on one host alone.
+_OWN_ADDRESS = r"(?:127\.\d{1,3}\.\d{1,3}\.\d{1,3}|172\.1[78]\.\d{1,3}\.\d{1,3}|\[?::1\]?)\b"
+_OWN_INTERFACE = r"(?:docker|br-|veth|virbr|lxcbr|lxdbr|cni|flannel|cali|podman|tailscale|lo:)"
+
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom(
+        "no-interface",
+        (
+            When(
+                (
+                    r"Bootstrap ?: no socket interface found|NET/Socket ?: no interface found"
+                    r"|No usable listening interface found|No interface found in the same subnet"
+                    r"|No IP interface found|connecting to address\s+with family \d+ is neither"
+                    r"|Socket creation failed ?: Address family not supported",
+                )
+            ),
+        ),
+        "no network interface has the name or the address that NCCL was told",
+        "correct or unset NCCL_SOCKET_IFNAME (several names for hosts that differ: eno1,eth0; = "
+        "and ^ before a name match exactly and exclude), NCCL_COMM_ID; in containers use the "
+        "host's network",
+        "high",
+        f"{NCCL}1837",
+    ),
+    Symptom(
+        "gloo-interface",
+        (When((r"Unable to find address for: \S+",)),),
+        "GLOO_SOCKET_IFNAME names no interface of the host: it takes one name, and not NCCL's "
+        "lists and exclusions (^lo)",
+        "set it to the interface with the host's address (ip route get ADDRESS names it)",
+        "high",
+        "https://github.com/aws-samples/aws-do-eks/pull/51",
+    ),
+    Symptom(
+        "gloo-loopback",
+        (
+            When((rf"[Gg]loo[^\n]{{0,300}}(?:remote|local)=\[?{_OWN_ADDRESS}",)),
+            When((r"Unable to resolve hostname to a \(local\) address",)),
+        ),
+        "gloo takes the address to which the host's own name resolves, and that is one which other "
+        "hosts do not reach (127.0.0.1, 127.0.1.1)",
+        "set GLOO_SOCKET_IFNAME to the interface between the hosts, or correct /etc/hosts",
+        "high",
+        "https://github.com/aws-samples/aws-do-eks/pull/69",
+    ),
+    Symptom(
+        "own-address",
+        (
+            When(
+                (
+                    rf"[Cc]onnect(?:ed|ion)? to \S{{0,40}}?{_OWN_ADDRESS}[^\n]{{0,12}} "
+                    "(?:failed|returned)",
+                )
+            ),
+            When(
+                (
+                    r"The client socket has (?:timed out|failed to connect)[^\n]{0,80}"
+                    rf"[(\[](?:::ffff:)?{_OWN_ADDRESS}",
+                ),
+                (r"\(127\.0\.0\.1, ",),
+            ),
+        ),
+        "a rank is to connect to an address that exists inside one host alone (Docker's bridge, "
+        "loopback), as the peer offers it",
+        "set NCCL_SOCKET_IFNAME (and VLLM_HOST_IP, MASTER_ADDR) to the interface between the "
+        "hosts, and run containers with the host's network (--network host)",
+        "high",
+        f"{NCCL}929",
+    ),
+    Symptom(
+        "bridge-interface",
+        (
+            When(
+                (rf"Bootstrap ?: Using (?:\[0\] ?)?{_OWN_INTERFACE}", r"[Cc]onnect|nNodes [2-9]"),
+            ),
+            # Beside the right one, and the start fails.
+            When(
+                (
+                    rf"NET/Socket ?: Using \[0\][^\n]*\[\d+\]{_OWN_INTERFACE}",
+                    r"ncclSystemError|unhandled system error|ncclRemoteError",
+                ),
+                (r"NCCL WARN (?!Failed to open libibverbs|NET/Socket|socket|[^\n]*[Cc]onnect)",),
+            ),
+        ),
+        "NCCL starts over an interface that exists inside one host alone (a container's bridge or "
+        "pair, a VPN), over which other hosts are not reached",
+        "set NCCL_SOCKET_IFNAME to the interface between the hosts, such as eth0, or exclude: "
+        "NCCL_SOCKET_IFNAME=^lo,docker,veth,br-",
+        "medium",
+        f"{NCCL}913",
+    ),
+    Symptom(
+        "unreached",
+        (When((_UNREACHED,)),),
+        "a rank cannot connect to another one's address: a firewall, an interface that does not "
+        "lead there, or a process that has ended",
+        "see whether it is the interface between the hosts (NCCL_SOCKET_IFNAME) and all ports are "
+        "open between them; NCCL takes any port",
+        "medium",
+        f"{NCCL}1105",
+    ),
+    Symptom(
+        "store-unreached",
+        (
+            When(
+                (
+                    r"client socket has timed out after \d+ ?m?s while trying to connect"
+                    r"|client socket has failed to connect to [^\n]{0,80}errno: 110"
+                    r"|client socket has failed to connect to any network address"
+                    r"|failed to connect/validate to host|RendezvousConnectionError",
+                )
+            ),
+        ),
+        "a rank does not reach the store where all ranks meet (MASTER_ADDR, --rdzv-endpoint): "
+        "wrong address or port, a firewall, or the process that has the store did not start",
+        "see that all ranks name the same address and a free port, that the name resolves to the "
+        "same host everywhere (/etc/hosts), and that nc -z ADDRESS PORT succeeds from each host",
+        "medium",
+        f"{TORCH}105782",
+    ),
+    Symptom(
+        "rank-count",
+        (
+            When(
+                (
+                    r"mismatch in rank count from procs \d+ : \d+"
+                    r"|rank \d+ of \d+ ranks has already checked in",
+                )
+            ),
+        ),
+        "processes with different numbers of ranks, or with the same rank, meet in one start: two "
+        "jobs share an address, or world sizes differ",
+        "end what is left of earlier jobs, give each job a port of its own, and see that all "
+        "processes have the same WORLD_SIZE and each its own RANK",
+        "high",
+        f"{TORCH}46248",
+    ),
+    Symptom(
+        "name-unknown",
+        (
+            When(
+                (
+                    r"cannot be retrieved \(gai error|gaierror: \[Errno"
+                    r"|Temporary failure in name resolution",
+                )
+            ),
+        ),
+        "the name of a host has no address where the rank runs",
+        "give addresses in place of names (MASTER_ADDR, --rdzv-endpoint), or add the hosts' own "
+        "names to /etc/hosts of all of them",
+        "medium",
+        "https://github.com/nyu-systems/Grendel-GS/issues/9",
+    ),
+    Symptom(
+        "accelerate-refuses",
+        (When((r"doesn't support faster communication broadband via P2P or IB",)),),
+        "Accelerate refuses to start on these GPUs unless NCCL's P2P and InfiniBand are off",
+        "export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1 before the start, or start by accelerate "
+        "launch, which sets them",
+        "high",
+        "https://github.com/QwenLM/Qwen-VL/issues/447",
+    ),
+    Symptom(
+        "ranks-missing",
+        (
+            When(
+                (
+                    r"(?:waiting for (?:clients|workers)\.|Timed out after)[^\n]{0,60}\d+/\d+ "
+                    r"(?:clients|workers) joined",
+                )
+            ),
+        ),
+        "not all ranks have started, so the others wait in the start",
+        "compare WORLD_SIZE, --nnodes and --nproc-per-node with what was started, and look into "
+        "the logs of the hosts that are missing",
+        "high",
+        "https://github.com/pytorch/pytorch/pull/111805",
+    ),
+    Symptom(
+        "id-not-told",
+        (
+            When(
+                (
+                    r"retr(?:ei|ie)ving ncclUniqueId from \[0\][^\n]{0,200}got error"
+                    r"|Timeout waiting for key: default_pg",
+                )
+            ),
+        ),
+        "ranks wait for rank 0 to tell NCCL's identifier, and it does not: it has failed, found no "
+        "network interface, or is late (a barrier before slow preparation of data)",
+        "look into rank 0's log first; let all ranks reach the first collective within the timeout "
+        "(init_process_group(timeout=...))",
+        "medium",
+        f"{NCCL}708",
+    ),
+    Symptom(
+        "port-in-use",
+        (
+            # NCCL's own service for questions (RAS) does without its port.
+            When((r"^(?![^\n]*NCCL WARN)[^\n]*(?:EADDRINUSE|[Aa]ddress already in use)",)),
+        ),
+        "the port of the rendezvous is taken, by another job or a process that an earlier one left",
+        "choose another one (--master-port, --rdzv-endpoint host:0), or end that process",
+        "high",
+        f"{TORCH}73320",
+    ),
+)

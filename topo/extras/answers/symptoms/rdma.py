@@ -1,0 +1,185 @@
+"""Symptoms of RDMA between hosts."""
+
+from __future__ import annotations
+
+from ..symptom import Symptom, When
+from .common import NCCL
+
+# The message of an InfiniBand completion: "with error 12", "status=12", "status=NAME(12)".
+_COMPLETION = r"Got completion [^\n]{{0,120}}with (?:error |status=)(?:\w+\()?{}\b"
+
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom(
+        "hca-not-opened",
+        (
+            When((r"NET/IB ?: Unable to open device|ibv_open_device failed",)),
+            When((r"libibverbs: Warning: couldn't open config directory|Failed to open device\b",)),
+        ),
+        "the process may not open a NIC that it sees: in a container the device is missing or not "
+        "permitted, so its other ranks wait for it or all use TCP",
+        "give the container /dev/infiniband (--device=/dev/infiniband, or an RDMA device plugin) "
+        "and IPC_LOCK, or leave that NIC out on all hosts by NCCL_IB_HCA",
+        "high",
+        f"{NCCL}451",
+    ),
+    Symptom(
+        "rdma-gid",
+        (
+            When(
+                (
+                    r"ibv_modify_qp failed[^\n]{0,40}(?:Invalid argument|No such (?:device|file)"
+                    r"|No data available|Cannot assign)",
+                )
+            ),
+            When((r"ncclIbRoceGetVersionNum: (?:Invalid argument|No such)",)),
+            When((r"ibv_query_gid failed",)),
+        ),
+        "the NIC's port has no usable address (GID) at the index in use, or the container does not "
+        "see it",
+        "list them (show_gids, or /sys/class/infiniband/*/ports/*/gids), set NCCL_IB_GID_INDEX to "
+        "that of RoCE v2 with an IPv4 address on all hosts, or unset it; give the port an address",
+        "medium",
+        f"{NCCL}1573",
+    ),
+    Symptom(
+        "rdma-register",
+        (
+            When(
+                (
+                    r"(?:ibv_)?(?:exp_)?reg_(?:dmabuf_)?mr[^\n]{0,120} failed[^\n]{0,60}"
+                    r"(?:Bad address|Invalid argument|not supported)"
+                    r"|RegisterRdmaMemoryRegion failed",
+                )
+            ),
+        ),
+        "the NIC cannot register a GPU's memory (GPUDirect RDMA): nvidia_peermem is not loaded or "
+        "not of this driver, DMA-BUF is not supported, or the GPU has none (GeForce)",
+        "load nvidia_peermem (AMD: amdgpu_peermem), or update driver and kernel for DMA-BUF; "
+        "NCCL_DMABUF_ENABLE=0 or NCCL_NET_GDR_LEVEL=LOC do without; leave expandable_segments out",
+        "medium",
+        f"{NCCL}778",
+    ),
+    Symptom(
+        "rdma-unreached",
+        (
+            When(
+                (
+                    r"(?:ibv_)?modify_qp failed[^\n]{0,40}(?:timed out|unreachable|No route)"
+                    r"|[Ff]ailed to modify QP to RTR: (?:Connection timed out|Network is unr)",
+                )
+            ),
+        ),
+        "two NICs cannot reach each other by RDMA, though the hosts do by TCP: the GID in use is "
+        "not routed (a link-local one, another subnet), or the rails are separate networks",
+        "set NCCL_IB_GID_INDEX to RoCE v2 with a routed address (mostly 3), NCCL_CROSS_NIC=0 where "
+        "only NICs of the same number are joined, and try ib_write_bw between that pair",
+        "high",
+        f"{NCCL}2013",
+    ),
+    Symptom(
+        "rdma-protection",
+        (
+            When((_COMPLETION.format(4),)),
+            When((_COMPLETION.format(r"IBV_WC_LOC_PROT_ERR"),)),
+            When((r"async[^\n]{0,90}local access violation",)),
+        ),
+        "a NIC was refused access to a GPU's memory (GPUDirect RDMA), most often since ACS or the "
+        "IOMMU redirects what it sends on PCIe, or nvidia_peermem does not fit the driver",
+        "try NCCL_NET_GDR_LEVEL=LOC: if it runs then, switch ACS off on the PCIe switches and the "
+        "IOMMU to passthrough (topo-probe --check names them), and load nvidia_peermem anew",
+        "medium",
+        f"{NCCL}304",
+    ),
+    Symptom(
+        "port-error",
+        (
+            When((r"async(?:hronous)?(?: fatal| non-fatal)? event ?: port (?:error|down)",)),
+            When((r"IBV_EVENT_PORT_ERR|mlx5\S* [^\n]{0,60}[Ll]ink down",)),
+        ),
+        "the link of a NIC went down while the job ran",
+        "look at the counters of that port and of the switch (ibqueryerrors, ethtool -S, mlxlink), "
+        "and replace its cable or transceiver",
+        "high",
+        f"{NCCL}905",
+    ),
+    Symptom(
+        "rdma-timeout",
+        (
+            When((_COMPLETION.format(12),)),
+            When((r"(?:IBV_WC_RETRY_EXC_ERR|transport retry counter exceeded)",)),
+        ),
+        "a NIC got no reply from its peer in time: soon after the start the two cannot reach each "
+        "other by RDMA (GID, VLAN, rails); later a link or switch drops packets, or the peer ended",
+        "at the start set NCCL_IB_GID_INDEX to RoCE v2 (mostly 3) and try ib_write_bw between that "
+        "pair; later look at link errors, PFC and ECN; NCCL_IB_TIMEOUT=22 bridges short failures",
+        "high",
+        f"{NCCL}426",
+    ),
+    Symptom(
+        "efa-missing",
+        (
+            When(
+                (
+                    r"NET/OFI[^\n]{0,80}(?:Could not find any optimal provider"
+                    r"|No eligible providers|Unable to find|fi_getinfo\(\) call failed)"
+                    r"|provider efa output empty list",
+                )
+            ),
+        ),
+        "the plugin for AWS' network finds no EFA device, so NCCL goes on over TCP or does not "
+        "start",
+        "attach EFA to the instance, give the container /dev/infiniband/uverbs* and memlock=-1, "
+        "and install the EFA software of one version on host and image; fi_info -p efa lists "
+        "devices",
+        "high",
+        f"{NCCL}229",
+    ),
+    Symptom(
+        "tcp-only",
+        (
+            When(
+                (r"NET/IB ?: No device found|Failed to open libibverbs", r"via NET/Socket"),
+                (r"NET/OFI",),
+            ),
+            When((r"NCCL_IB_DISABLE set (?:by environment )?to 1", r"via NET/Socket")),
+        ),
+        "NCCL finds no NIC for RDMA, or was told to use none, so hosts send over TCP",
+        "unset NCCL_IB_DISABLE; see ibv_devinfo where the ranks run (in the container: libibverbs "
+        "with its drivers, /dev/infiniband), and NCCL_IB_HCA",
+        "medium",
+        f"{NCCL}952",
+    ),
+    Symptom(
+        "half-port",
+        (
+            When((r"\bNVIDIA GB10\b",), busbw_GBps=(0.5, 16.0)),
+            When((r"NET/IB ?: Using \[0\]roce(?:P2)?p1s0f\d(?::1)?/RoCE (?!\[1\])",)),
+        ),
+        "a port of a DGX Spark is two NICs of 100 Gb/s each, and NCCL uses one of them, or neither "
+        "with large packets",
+        "name both halves (NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 for the first port), give each an "
+        "address and MTU 9000, use a release of NCCL; topo-synth --format nccl-env writes these",
+        "high",
+        "https://github.com/NVIDIA/dgx-spark-playbooks/issues/102",
+    ),
+    Symptom(
+        "gdr-distance",
+        (When((r"GPU Direct RDMA Disabled for GPU \w+ / HCA \w+ \(distance \d > \d\)",)),),
+        "a GPU and a NIC are too far apart on PCIe for GPUDirect RDMA, so data passes through the "
+        "host's memory",
+        "nothing where no NIC is nearer; else use the near ones (NCCL_IB_HCA). "
+        "NCCL_NET_GDR_LEVEL=SYS forces it, and is often slower",
+        "medium",
+        f"{NCCL}1151",
+    ),
+    Symptom(
+        "gdr-module",
+        (When((r"GPU Direct RDMA Disabled for (?:HCA|NIC)",)), When(findings=("no-gdr",))),
+        "GPUDirect RDMA is off for the NICs, so data passes through the host's memory: neither "
+        "nvidia_peermem nor DMA-BUF is there",
+        "load nvidia_peermem after the NIC's driver (and build the driver anew with it), or use "
+        "the open kernel modules, with which DMA-BUF works",
+        "medium",
+        f"{NCCL}1510",
+    ),
+)

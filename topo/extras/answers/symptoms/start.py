@@ -1,0 +1,175 @@
+"""Symptoms of the start: what NCCL finds, and what does not fit."""
+
+from __future__ import annotations
+
+from ..symptom import Symptom, When
+from .common import NCCL, TESTS, TORCH
+
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom(
+        "xml-nodes",
+        (
+            When(
+                (
+                    r"too many XML (?:sub)?nodes \(max \d+\)"
+                    r"|XML parser is limited to \d+ (?:sub)?nodes",
+                )
+            ),
+        ),
+        "NCCL joins what its ranks find of a host into one XML, and with many NICs and switches "
+        "that exceeds the limit of elements; the NICs that are offered do not matter, as it reads "
+        "all of PCI",
+        "use an NCCL that sizes it for all ranks of the host (after 2.30.4), or an older one; "
+        "leave NCCL_TOPO_FILE and NCCL_IB_HCA alone, which do not help",
+        "high",
+        f"{NCCL}2160",
+    ),
+    Symptom(
+        "xml-attribute",
+        (
+            When(
+                (
+                    r"Attribute \w+ of node \w+ not found|XML (?:Parse|Mismatch)\b[^\n]{0,20}:"
+                    r"|XML Topology has wrong version",
+                )
+            ),
+        ),
+        "the topology file that NCCL was given (NCCL_TOPO_FILE, or by a plugin) does not fit this "
+        "machine or this NCCL",
+        "leave NCCL_TOPO_FILE out, or write one on this machine (topo-probe --format nccl-xml); "
+        "update the plugin that sets it",
+        "medium",
+        "https://github.com/aws/aws-ofi-nccl/issues/785",
+    ),
+    Symptom(
+        "graph-file-set",
+        (
+            When((r"XML Import Channel ?: dev \d+ not found",)),
+            When(
+                (
+                    r"NCCL_GRAPH_FILE set by environment",
+                    r"ncclSystemError|ncclInternalError|unhandled system error",
+                ),
+                (r"NCCL WARN (?!XML Import)",),
+            ),
+        ),
+        "NCCL is given a file of rings (NCCL_GRAPH_FILE) that is for other GPUs, or for more of "
+        "them than the run uses",
+        "unset NCCL_GRAPH_FILE, in the environment and in /etc/nccl.conf and ~/.nccl.conf, where "
+        "images of Azure set it",
+        "high",
+        f"{NCCL}1240",
+    ),
+    Symptom(
+        "duplicate-gpu",
+        (When((r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU",)),),
+        "two ranks use the same GPU",
+        "give each rank its own: torch.cuda.set_device(LOCAL_RANK) before the first collective, as "
+        "many ranks per host as CUDA_VISIBLE_DEVICES shows GPUs, and one launcher alone",
+        "high",
+        "https://github.com/horovod/horovod/issues/3929",
+    ),
+    Symptom(
+        "device-ordinal",
+        (
+            When(
+                (
+                    r"Test (?:CUDA|HIP) failure [^\n]{0,60}'invalid device ordinal'"
+                    r"|(?:CUDA|HIP) error: invalid device ordinal",
+                )
+            ),
+        ),
+        "a process asks for a GPU by a number that it does not see: more ranks per host than GPUs, "
+        "or each of them takes several (-g), or others are hidden (CUDA_VISIBLE_DEVICES)",
+        "start as many processes per host as nvidia-smi -L shows there in the same launch, with -g "
+        "1; or one process with -g N",
+        "high",
+        f"{TESTS}263",
+    ),
+    Symptom(
+        "gpus-hidden",
+        (
+            When(
+                (r"transport/p2p\.cc:\d+ [^\n]{0,60}(?:Cuda|CUDA) failure (?:101 )?'invalid dev",),
+                (r"cliqueSize (?:[2-9]|\d\d)",),
+            ),
+        ),
+        "a rank's process does not see the GPU of another rank of its host, whose memory it is to "
+        "map: the job manager or the container gives each task its own GPU alone",
+        "let all tasks of a host see all of its GPUs (srun --gpus-per-node with --gpu-bind=none in "
+        "place of --gpus-per-task), and choose by LOCAL_RANK",
+        "medium",
+        f"{NCCL}1948",
+    ),
+    Symptom(
+        "tests-apart",
+        (
+            When(findings=("separate-jobs",)),
+            When(findings=("single-rank",)),
+            # Rank 0 twice in one list of devices.
+            When(
+                (
+                    r"Rank +0 +(?:Group +0 +)?Pid +(\d+) [^\n]*(?:\n *#[^\n]*){0,64}?"
+                    r"\n *# *Rank +0 +(?:Group +0 +)?Pid +(?!\1 )\d+ ",
+                ),
+            ),
+        ),
+        "the processes run alone, each a job of its own: nccl-tests was built without MPI, or with "
+        "another MPI than that of mpirun",
+        "build it anew: make clean; make MPI=1 MPI_HOME=...; then mpirun of that MPI joins them "
+        "(NCCL_TESTS_SPLIT_MASK divides them on purpose)",
+        "high",
+        f"{TESTS}182",
+    ),
+    Symptom(
+        "version-mismatch",
+        (
+            When(
+                (
+                    r"Mismatched NCCL version detected|NCCL version mismatch with remote peer"
+                    r"|NCCL library is (?:too old|not backwards compatible)"
+                    r"|undefined symbol: \"?nccl[A-Z]\w+",
+                )
+            ),
+        ),
+        "ranks run different versions of NCCL, or another one than the program was built with",
+        "use one image on all hosts, and see which libnccl.so is loaded (LD_LIBRARY_PATH, "
+        "VLLM_NCCL_SO_PATH, nvidia-nccl-cu12 beside the system's)",
+        "high",
+        f"{TORCH}122571",
+    ),
+    Symptom(
+        "networks-differ",
+        (
+            When((r"socketFinalizeAccept: wrong type \d != \d",)),
+            When((r"Detected mixed local (?:Net|CollNet) device counts across ranks",)),
+            When(
+                (r"Attempted to connect incompatible devices|device is incompatible with the loc",)
+            ),
+        ),
+        "ranks do not use the same network: one host has other NICs that work, or none, so that "
+        "their ends do not fit",
+        "compare the lines NET/IB : Using of all hosts; make the same NICs work on each, or name "
+        "those that all have in NCCL_IB_HCA",
+        "high",
+        f"{NCCL}2428",
+    ),
+    Symptom(
+        "no-transport",
+        (When((r"No transport found for rank \d+\[",)),),
+        "nothing is left by which two ranks of a host could send: P2P is refused or off, and SHM "
+        "and the network are off too",
+        "unset NCCL_SHM_DISABLE and NCCL_NET_DISABLE_INTRA, and NCCL_P2P_DISABLE unless P2P is "
+        "broken here",
+        "high",
+        "https://github.com/NVIDIA/nccl/pull/602",
+    ),
+    Symptom(
+        "peer-mappings",
+        (When((r"peer mapping resources exhausted",)),),
+        "one process uses more GPUs than may map each other's memory (eight others)",
+        "start one process per GPU (mpirun -np 10 ... -g 1, torchrun) in place of one for all",
+        "high",
+        f"{NCCL}241",
+    ),
+)
