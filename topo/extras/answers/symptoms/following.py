@@ -5,6 +5,9 @@ from __future__ import annotations
 from ..symptom import Symptom, When
 from .common import HANGS, NCCL, TORCH
 
+# Details without which NCCL's error says only what kind of call failed.
+_DETAILS = (r"NCCL WARN", r"Last error:\s*\n?\s*\S")
+
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "peer-ended",
@@ -43,5 +46,37 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "try NCCL_P2P_DISABLE=1",
         "low",
         "https://github.com/QwenLM/Qwen3-VL/issues/1793",
+    ),
+    Symptom(
+        "system-error",
+        (When((r"unhandled system error|ncclSystemError",), _DETAILS),),
+        "a system call failed in NCCL, and the text does not say which: between hosts it is mostly "
+        "a connection (firewall, wrong interface), inside a host shared memory (/dev/shm)",
+        "run with NCCL_DEBUG=WARN and give the line of NCCL WARN; meanwhile set "
+        "NCCL_SOCKET_IFNAME to the interface between the hosts, open all ports between them (ping "
+        "proves nothing), and give containers --ipc=host",
+        "low",
+        f"{NCCL}1059",
+    ),
+    Symptom(
+        "cuda-error",
+        (When((r"unhandled cuda error|ncclUnhandledCudaError",), _DETAILS),),
+        "a call of CUDA failed in NCCL, and the text does not say which: memory of the GPU that is "
+        "full, a GPU that the process does not see, or a build that does not fit GPU or driver",
+        "run with NCCL_DEBUG=WARN and give the line of NCCL WARN; look at nvidia-smi for memory "
+        "and other processes, and at CUDA_VISIBLE_DEVICES",
+        "low",
+        f"{TORCH}113245",
+    ),
+    Symptom(
+        "internal-error",
+        (When((r"NCCL[^\n]{0,40}internal error|ncclInternalError",), _DETAILS),),
+        "NCCL's start failed in itself, and the text does not say where: mostly what it found of "
+        "the machine contradicts itself (a topology file by a plugin or NCCL_TOPO_FILE, a virtual "
+        "machine, ranks that see different devices)",
+        "run with NCCL_DEBUG=WARN and give the line of NCCL WARN; try without NCCL_TOPO_FILE and "
+        "network plugins",
+        "low",
+        f"{NCCL}1726",
     ),
 )

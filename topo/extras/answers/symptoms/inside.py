@@ -54,7 +54,10 @@ SYMPTOMS: tuple[Symptom, ...] = (
             ),
             When(
                 (r"peer access is not supported between these two devices",),
-                (r"transport/shm\.cc:\d+ [^\n]{0,60}peer access is not supported",),
+                (
+                    r"transport/shm\.cc:\d+ [^\n]{0,60}peer access is not supported",
+                    r"custom_all_reduce\.cuh:\d+",
+                ),
             ),
         ),
         "the GPUs do not reach each other directly (P2P), so all they send passes through the "
@@ -66,6 +69,32 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{VLLM}3710",
     ),
     Symptom(
+        "p2p-broken",
+        (
+            When(
+                (
+                    r"(?i)\b(?:hang|hung|stuck|freez|deadlock|spin)",
+                    r"(?i)(?:unless|only (?:with|when|if)|works?|worked|working|succeeds?|fine|"
+                    r"resolve[ds]?|fix(?:ed|es)?|workaround)\b[^\n]{0,80}(?:\n[^\n]{0,80}){0,4}"
+                    r"(?:NCCL_P2P_DISABLE ?= ?1|(?:P2P (?:is )?|p2p )disabled)"
+                    r"|(?i:NCCL_P2P_DISABLE ?= ?1[^\n]{0,60}(?:fixes|works|resolves|solves|runs))",
+                ),
+                (
+                    r"(?i)(?:still|also|even) [^\n]{0,60}NCCL_P2P_DISABLE ?= ?1"
+                    r"|NCCL_P2P_DISABLE ?= ?1[^\n]{0,40}(?:still|does not|doesn't|did not|didn't)",
+                    r"gfx120[01]",
+                ),
+            ),
+        ),
+        "it runs without P2P and hangs with it: writes from GPU to GPU over PCIe do not arrive, "
+        "most often since ACS or the IOMMU redirects them, else by a fault of the driver",
+        "switch the IOMMU off or to passthrough (iommu=pt), and ACS off, in BIOS and kernel; "
+        "update the driver; else keep NCCL_P2P_DISABLE=1 (vLLM, SGLang: and --disable-custom-all-"
+        "reduce)",
+        "medium",
+        f"{NCCL}631",
+    ),
+    Symptom(
         "p2p-hangs",
         (
             When((r"via P2P/(?:IPC|direct pointer|CUMEM)", HANGS), (r"via NET/",)),
@@ -73,8 +102,21 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (r"via P2P/(?:IPC|direct pointer|CUMEM)",),
                 (r"via NET/", r"Init COMPLETE|Connected all trees|algbw"),
             ),
+            # A report in words of cards that reach each other by PCIe alone.
+            When(
+                (
+                    r"(?i)\b(?:hang|hung|stuck|freez|deadlock)",
+                    r"(?i)\bP2P\b",
+                    r"(?i)RTX (?:PRO )?[3-6]0[0-9]0|RTX (?:PRO )?6000|GeForce|\bL40S?\b",
+                ),
+                (
+                    r"via NET/|NVLink|\bNV\d+\b",
+                    r"(?i)(?:still|also|even) [^\n]{0,60}NCCL_P2P_DISABLE ?= ?1"
+                    r"|NCCL_P2P_DISABLE ?= ?1[^\n]{0,40}(?:still|does not|doesn't|did not|didn't)",
+                ),
+            ),
         ),
-        "the log ends where GPUs begin to write to each other directly (P2P): on PCIe that hangs "
+        "it ends where GPUs begin to write to each other directly (P2P): on PCIe that hangs "
         "where ACS or the IOMMU redirects it, or the driver claims P2P that does not work",
         "try NCCL_P2P_DISABLE=1 (vLLM: --disable-custom-all-reduce too); if it runs then, switch "
         "ACS off and the IOMMU to passthrough in BIOS and kernel, and update the driver",
@@ -155,7 +197,10 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "no-ring",
-        (When(findings=("simple-order",)), When(findings=("nccl-no-ring",))),
+        (
+            When(findings=("simple-order",), without=(r"Could not find NET with id",)),
+            When(findings=("nccl-no-ring",)),
+        ),
         "NCCL's search finds no ring over the PCIe of these GPUs and uses one channel",
         "check that each GPU has all of its lanes (slot, riser, BIOS); try another version of "
         "NCCL: 2.25.1 and later ask for 18 GB/s between GPUs of compute capability 10.0 and more",
@@ -203,11 +248,11 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "custom-allreduce-fails",
-        (When((r"custom_all_reduce\.cuh:\d+ '?invalid argument",)),),
-        "vLLM's own allreduce cannot share a rank's memory with the others: memory of expandable "
-        "segments, an old driver, or GPUs that do not reach each other",
-        "leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out; else --disable-custom-all-"
-        "reduce, with which NCCL does it",
+        (When((r"custom_all_reduce\.cuh:\d+ '?(?:invalid argument|peer access is not supp)",)),),
+        "the allreduce of vLLM and SGLang for small messages cannot map the memory of another "
+        "rank: GPUs that do not reach each other, memory of expandable segments, or an old driver",
+        "start with --disable-custom-all-reduce, with which NCCL does it; where the GPUs do reach "
+        "each other, leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out",
         "medium",
         f"{VLLM}49101",
     ),

@@ -29,7 +29,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"[Uu]ncorrectable (?:NVLink|ECC) error|fallen off the bus"
-                    r"|NVRM: Xid \([^)\n]*\): (?:48|63|64|74|79|94|95|119|120|140|145|149)\b"
+                    r"|NVRM: Xid \([^)\n]*\): "
+                    r"(?:48|63|64|74|79|94|95|119|120|140|145|149|154|171)\b"
                     r"|Unable to determine the device handle for GPU",
                 )
             ),
@@ -64,8 +65,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (
-                    r"'?named symbol not found|no kernel image is available for execution"
-                    r"|cudaErrorNoKernelImageForDevice|hipErrorNoBinaryForGpu",
+                    r"'?named symbol not found|hipErrorNoBinaryForGpu"
+                    r"|with CUDA capability sm_\d+ is not compatible with the current PyTorch",
                 )
             ),
         ),
@@ -74,6 +75,40 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "nvidia-nccl), and see which libnccl.so is loaded",
         "high",
         f"{NCCL}1372",
+    ),
+    Symptom(
+        "no-kernel-image",
+        (
+            When(
+                (r"no kernel image is available for execution|cudaErrorNoKernelImageForDevice",),
+                (r"named symbol not found|CUDA capability sm_\d+ is not compatible",),
+            ),
+        ),
+        "a kernel has no code for this GPU's architecture: that of NCCL, of the test or of the "
+        "program; some versions of NCCL (2.28.3) also leave this error behind after a good start, "
+        "and the next call of CUDA reports it",
+        "use builds that have the architecture (cuobjdump --list-elf libnccl.so); if they do, and "
+        "it fails only after NCCL's start, try another release of NCCL",
+        "medium",
+        f"{TORCH}164402",
+    ),
+    Symptom(
+        "rccl-gfx12",
+        (
+            When(
+                (
+                    r"gfx120[01]|R9700|RX 90[67]0",
+                    r"(?i)\b(?:hang|hung|deadlock|stuck|freez)|100 ?%",
+                    r"(?i)RCCL|tensor.parallel|TP ?= ?\d|all.?reduce",
+                ),
+                (r"hipIpc|invalid argument|host reset|reboots",),
+            ),
+        ),
+        "RCCL of ROCm 7.2 has no tuning for these GPUs and takes that of another architecture, "
+        "with which allreduce hangs at full load",
+        "set NCCL_PROTO=Simple, or use RCCL 2.28.3 or later (or that of ROCm 7.1)",
+        "medium",
+        f"{VLLM}40980",
     ),
     Symptom(
         "vgpu-memory",

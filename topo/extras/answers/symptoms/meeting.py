@@ -103,6 +103,36 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}913",
     ),
     Symptom(
+        "stranger",
+        (When((r"wrong magic (?:0x)?[0-9a-f]+ != (?:0x)?[0-9a-f]+",)),),
+        "something that is no rank of this job connected to a port of NCCL's: a scanner or a "
+        "collector of metrics (a number that ends with 20544547 is an HTTP GET), or a rank of "
+        "another job; versions before 2.30 can hang on it",
+        "keep scanners and collectors off the interface that NCCL uses (NCCL_SOCKET_IFNAME, a "
+        "firewall), end ranks that earlier jobs left, and use a later NCCL",
+        "medium",
+        f"{NCCL}1808",
+    ),
+    Symptom(
+        "sidecar",
+        (
+            When(
+                (
+                    r"(?i)istio|envoy|linkerd",
+                    r"(?i)\b(?:hang|hung|stuck|freez|never|rendezvous|timed? ?out|got 0 bytes)",
+                    r"(?i)nccl|torch|mpi|init_process_group|TCPStore",
+                ),
+                (r"Init COMPLETE",),
+            ),
+        ),
+        "the pods have a proxy of a service mesh (Istio, Envoy, Linkerd), which takes the ranks' "
+        "connections and breaks those that it does not know",
+        'start the pods without it (label sidecar.istio.io/inject: "false"), or exclude the '
+        "ports of the ranks from it",
+        "medium",
+        f"{NCCL}1638",
+    ),
+    Symptom(
         "unreached",
         (When((_UNREACHED,)),),
         "a rank cannot connect to another one's address: a firewall, an interface that does not "
@@ -207,14 +237,41 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}708",
     ),
     Symptom(
+        "launchers-apart",
+        (
+            When(
+                (
+                    r"EADDRINUSE|[Aa]ddress already in use|failed to listen on any local network",
+                    r"torchrun|torch\.distributed\.(?:run|launch)",
+                    r"ntasks-per-node[= ](?:[2-9]|\d\d)\b",
+                ),
+            ),
+            When(
+                (
+                    r"EADDRINUSE|[Aa]ddress already in use|failed to listen on any local network",
+                    r"(?:NODE_RANK|node_rank|node-rank)[= ]\$\{?SLURM_PROCID",
+                    r"ntasks-per-node[= ](?:[2-9]|\d\d)\b",
+                ),
+            ),
+        ),
+        "Slurm starts several tasks on a host and each of them runs torchrun, which starts all "
+        "ranks of the host again, so they want the same port",
+        "start one task per host (--ntasks-per-node=1) for torchrun, with --node_rank by "
+        "SLURM_NODEID; or several tasks that run the program without torchrun",
+        "medium",
+        "https://github.com/NVIDIA/Megatron-LM/issues/1371",
+    ),
+    Symptom(
         "port-in-use",
         (
             # NCCL's own service for questions (RAS) does without its port.
             When((r"^(?![^\n]*NCCL WARN)[^\n]*(?:EADDRINUSE|[Aa]ddress already in use)",)),
         ),
-        "the port of the rendezvous is taken, by another job or a process that an earlier one left",
-        "choose another one (--master-port, --rdzv-endpoint host:0), or end that process",
-        "high",
+        "the port of the rendezvous is taken: by another job, by a process that an earlier one "
+        "left, or by a second launcher on the host",
+        "choose another one (--master-port, --rdzv-endpoint host:0), end that process, and start "
+        "one launcher per host",
+        "medium",
         f"{TORCH}73320",
     ),
 )

@@ -60,6 +60,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}778",
     ),
     Symptom(
+        "efa-register",
+        (When((r"NET/OFI Unable to register memory \(type = 2\)[^\n]{0,60}RC: -22",)),),
+        "NCCL 2.19 and later with libfabric of an EFA installer before 1.29.1: a GPU's memory "
+        "cannot be registered",
+        "install EFA's software 1.29.1 or later (host and image), or set "
+        "FI_EFA_SET_CUDA_SYNC_MEMOPS=0",
+        "high",
+        "https://github.com/awslabs/awsome-distributed-ai/issues/203",
+    ),
+    Symptom(
         "rdma-unreached",
         (
             When(

@@ -61,6 +61,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1240",
     ),
     Symptom(
+        "net-id",
+        (When((r"Could not find NET with id \d+",)),),
+        "NCCL's search names a NIC that the rank's own view of its host does not have: a fault of "
+        "2.25 and 2.26 between hosts, or ranks of a host that see different NICs",
+        "use NCCL 2.27 or later, and see that all ranks of a host see the same NICs (containers, "
+        "NCCL_IB_HCA)",
+        "medium",
+        "https://github.com/NVIDIA-NeMo/Run/issues/266",
+    ),
+    Symptom(
         "duplicate-gpu",
         (When((r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU",)),),
         "two ranks use the same GPU",
@@ -128,7 +138,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (
                     r"Mismatched NCCL version detected|NCCL version mismatch with remote peer"
                     r"|NCCL library is (?:too old|not backwards compatible)"
-                    r"|undefined symbol: \"?nccl[A-Z]\w+",
+                    r"|undefined symbol:? [\"'`]?nccl[A-Z]\w+",
                 )
             ),
         ),
