@@ -5,7 +5,9 @@ NCCL's tuner reads the speeds: for allreduce it computes an algbw of channels * 
 speeds from the channels' exact rates it chooses well for each size. NCCL runs only as many channels
 as both graphs have, so both get the same number, at which both lose little.
 
-The single-path bound holds for plans in which two GPUs use one route, the hardware's.
+A channel is an order of all GPUs of a host, as a ring or a chain (NCCL's tree inside a host). Algbw
+is the bytes of the buffer over the time of a call. The single-path bound, the highest algbw of a
+collective, holds for plans in which two GPUs use one route, the hardware's.
 """
 
 from collections import Counter
@@ -160,7 +162,7 @@ def prepare_finders(request: Request) -> list[Rounding]:
 def rate_graphs(request: Request, bound: Bound, sized: Sized) -> NcclGraphs:
     """Return channels by shape, `sized`, as graphs with exact rates on the request's routes.
 
-    `bound` is the single-path bound on them.
+    `bound` is the single-path bound on them. Raise InfeasibleError if neighbours have no route.
     """
     rings, chains = sized.get(RING), sized.get(CHAIN)
     reducing = request.of(Collective("allreduce", request.collective.ranks))
