@@ -60,7 +60,10 @@ _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
 
 class Failure:
-    """The warning that ended a start: the last before the first failing call, or at the end."""
+    """The warning that ended a start: the last before the first failing call, or at the end.
+
+    A start is the initialization of communicators.
+    """
 
     def __init__(self) -> None:
         self._warned: tuple[int, str] | None = None
@@ -126,7 +129,12 @@ def _find_process(line: str) -> str:
 
 
 class LogReader:
-    """Collector of the facts of a log: `take` each line, then call `contents`."""
+    """Collector of the facts of a log: `take` each line, then call `collect_contents`.
+
+    `signatures` finds the writers of messages; another reader of the same lines shares it. `drafts`
+    are what each thread wrote of each communicator, `picks` the tuner's choices, `findings` remarks
+    by name, and `topology_files` the names of files with the machine's topology.
+    """
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures
