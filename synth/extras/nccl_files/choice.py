@@ -104,7 +104,7 @@ def choose_graphs(
 
     The best have nearly the highest algbw at the topology's own rates, and nearly the highest ratio
     to stock at NCCL's constants: the smaller of these two shares decides. Among those within 1 % of
-    each other it is the smallest ratio to stock, over all rates of links between CPUs.
+    the best, the smallest ratio to stock over all rates of links between CPUs decides.
 
     `router` has the hardware's routes, `version` is NCCL's. `effort` limits the search, `progress`
     receives messages. Raise InfeasibleError if no file can have the graphs.

@@ -67,8 +67,9 @@ class FileChannels:
 class NcclGraphs:
     """Rings and chains for a machine, in equal numbers, with their algbw in GB/s at large sizes.
 
-    `ring_GBps` is that of the collective, `chain_GBps` that of allreduce. Rings or chains are None,
-    with algbw 0, if no such channel exists. `bound` is the collective's single-path bound.
+    `router` has the routes of their hops, `numbers` the `dev` number of each GPU. `ring_GBps` is
+    the algbw of the collective, `chain_GBps` that of allreduce. Rings or chains are None, with
+    algbw 0, if no such channel exists. `bound` is the collective's single-path bound.
     `counted_GBps` are the algbw of an allreduce by shape that the file gives to NCCL's tuner, if
     those are at NCCL's constants instead of the machine's own rates.
     """
@@ -109,7 +110,8 @@ def bound_request(
 ) -> tuple[Request, Bounds]:
     """Return the request for a file's channels on a router's routes, and the bounds there.
 
-    `progress` is given lines about the search.
+    A request is what searches for channels are given: the collective, the topology, the routes and
+    the effort, here with the single-path bound. `progress` is given lines about the search.
     """
     bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
     topology, bound = router.topology, bounds.single_path

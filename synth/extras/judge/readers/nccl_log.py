@@ -70,7 +70,7 @@ class Failure:
         self._is_traced = self._is_last = False
 
     def take(self, line: str, number: int) -> None:
-        """Parse a line of the library."""
+        """Parse line `number` of a log, one of the library's."""
         # The quick tests before each pattern keep large logs fast.
         is_traced = any(name in line for name in (".cc:", ".cu:", ".h:", ".cpp:"))
         if is_traced and lines.FAILED_CALL.search(line) is not None:
@@ -105,7 +105,7 @@ class Stop:
         self._last: tuple[int, str] | None = None
 
     def take(self, line: str, number: int, is_running: bool) -> None:
-        """Parse a line; `is_running` is whether a communicator was complete before it."""
+        """Parse line `number`; `is_running` is whether a communicator was complete before it."""
         if self.found is not None:
             return
         if "failure" in line and (match := lines.FAILED_TEST.search(line)) is not None:

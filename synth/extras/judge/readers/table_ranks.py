@@ -136,8 +136,8 @@ def describe_separate_jobs(
 ) -> FileFinding | None:
     """Return a finding if the processes of a table were jobs of their own; None if they were not.
 
-    `ranks` is the number of ranks of each job, `halves` are the values of the table's rows, `line`
-    is the number of its first row's line.
+    `started` is what the text says before the table, `ranks` the number of ranks of each job,
+    `halves` are the values of the table's rows, `line` is the number of its first row's line.
     """
     advice = (
         "rebuild nccl-tests with MPI (make clean; make MPI=1), or give one process several GPUs "

@@ -144,10 +144,11 @@ def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
 class Proof:
     """Checker of certificates: lower bounds on the time of a job with a rank on each of `gpus`.
 
-    `tiers` are the divisions of the GPUs that the certificate lists; methods name a tier by its
-    `number` in this list, and a dimension of the job by its `name`. `cases` says which groups are
-    assumed to be whole (in one part of a tier) or divided so far. Each group of the dimensions
-    `together` is on one host.
+    `table` has the machine's routes, `phases` are the job's messages, and `objective` is "time" or
+    "bottleneck". `tiers` are the divisions of the GPUs that the certificate lists; methods name a
+    tier by its `number` in this list, and a dimension of the job by its `name`. `cases` says which
+    groups are assumed to be whole (in one part of a tier) or divided so far. Each group of the
+    dimensions `together` is on one host.
     """
 
     def __init__(
