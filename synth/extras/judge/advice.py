@@ -1,4 +1,10 @@
-"""Advice on a verdict, in plain sentences."""
+"""Advice on a verdict, in plain sentences.
+
+A verdict compares a file's measurements and channels (rings and trees) with the machine's bound.
+Alternatives that the machine could run (a graph file for NCCL, another rank order, a plan) are
+offered if they exceed stock NCCL or RCCL, and what was measured, by 5 %. Stock's rate is on paper:
+at large sizes, with every link at its rate.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -87,7 +93,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def describe_limit(rate: Rate) -> str:
-    """Describe the link that limits channels, and how often they cross it."""
+    """Describe the link that limits channels (rings or trees), and how often they cross it."""
     counts = sorted(set(rate.crossings) - {0})[:3]
     times = " or ".join({1: "once", 2: "twice"}.get(n, f"{n} times") for n in counts)
     crossing, others = rate.crossing_count, rate.alike - 1

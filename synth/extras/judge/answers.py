@@ -1,4 +1,7 @@
-"""Why a run hangs, fails or is slow: what extras answer to what judge has read and found."""
+"""Why a run hangs, fails or is slow: what extras answer to what judge has read and found.
+
+Extras are topoplan's optional features; those that know public threads of such problems answer.
+"""
 
 from ....topo.answers import Answer, Question, ask
 from .file_contents import FileContents, FileFinding, NothingToJudgeError

@@ -98,7 +98,10 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class FileFinding:
-    """A remark on a file: its name for programs, a sentence, and the remedy, empty if unknown."""
+    """A remark on a file: its name for programs, a sentence, and the remedy, empty if unknown.
+
+    `line` is the number of the line that shows it, from 1; None if no single one does.
+    """
 
     name: str
     message: str
@@ -113,8 +116,9 @@ class ObservedCommunicator:
     `locations` are by rank. `rings` and `trees` hold complete channels only; `promised` is the
     number of channels that the file announces. `patterns` are NCCL's search results. `transports`
     counts connections by transport (P2P, SHM, NET/IB ...). `alike` is how many communicators of the
-    file have the same ranks and channels. `has_more` is True if the file does not state the number
-    of ranks, so that there may be more than those it names.
+    file have the same ranks and channels. `nodes` is the number of its hosts, None if unknown;
+    `uses_nvls` says whether NVSwitches add (NVLS). `has_more` is True if the file does not state
+    the number of ranks, so that there may be more than those it names.
     """
 
     ranks: int
@@ -142,7 +146,9 @@ class NothingToJudgeError(InputError):
 class FileContents:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
-    `text` is what was read, shortened if it is long. `locations` are those of the measured ranks.
+    `where` is the file's name, `library` the name and version of the collective library, None if
+    not stated. `picks` are what its tuner chose, `findings` remarks with remedies. `text` is what
+    was read, shortened if it is long. `locations` are those of the measured ranks.
 
     `topology_files` are the names in the text of files with the machine's topology. `machine` is
     the topology that the text itself contains, None if it contains none, and `machine_source` says

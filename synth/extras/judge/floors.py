@@ -1,11 +1,12 @@
 """Floors for health checks: the least that a healthy machine reaches, by collective and size.
 
-A floor is a share of the certified bound, or of what the stock library reaches on paper where that
-is lower: PCIe boxes whose stock rings are far below the bound are healthy. It rests on stated rates
-alone: where a bound or the model of stock depends on a rate that nothing states, there is no floor,
-and the reason says what to state. Below the size at which links surely decide, NCCL's own tuner
-says what share of the rate latency leaves; where that is little, or it says nothing, such sizes
-have no floor: a tuner's latencies are too rough for one.
+A floor is a share of the certified bound, or of what the stock library (NCCL or RCCL by itself)
+reaches on paper, with every link at its rate, where that is lower: PCIe boxes whose stock rings are
+far below the bound are healthy. It rests on stated rates alone: where a bound or the model of stock
+depends on a rate that nothing states, there is no floor, and the reason says what to state. Below
+the size at which links surely decide, NCCL's own tuner says what share of the rate latency leaves;
+where that is little, or it says nothing, such sizes have no floor: a tuner's latencies are too
+rough for one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Judging of files: their measurements and channels compared with the bounds of their machine."""
+"""Judging of files: their measurements and channels compared with the bounds of their machine.
+
+Channels are the rings and trees of a communicator; options are alternatives that the machine could
+run, such as a graph file for NCCL or a plan.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +64,8 @@ class Judge:
     """A judge of files, which computes bounds and options once per collective and machine.
 
     It judges measurements of `collective` only, if given. `machines` finds the machine of each
-    file, `spell` turns a command into text for advice, and `say` reports progress.
+    file, `spell` turns a command into text for advice, and `say` reports progress. Bounds and
+    options are searched for (options.py), which may take a minute.
     """
 
     def __init__(

@@ -114,8 +114,9 @@ class Machines:
 
     A file's machine is the one `named` by the user, else the first of the topology files `given`
     among the files, else the topology next to the file, else the one in the file itself, else the
-    local machine. `how_named` is the `source` of a named one. `rates` replace assumed ones, as in
-    `state_rates`. `narrow` returns the part of a machine that files are from.
+    local machine. `how_named` is the `source` of a named one. `rates` (GB/s by kind of link)
+    replace assumed ones, as in `state_rates`. `narrow` returns the part of a machine that files are
+    from.
     """
 
     def __init__(

@@ -1,6 +1,8 @@
 """The bounds of a collective on a machine, and the alternatives that the machine could run.
 
-Alternatives are a graph file for NCCL, one ring in the best rank order, and a plan.
+Alternatives are a graph file for NCCL, one ring in the best rank order, and a plan. A graph file
+gives NCCL its rings and trees. Helpers are GPUs of the machine that take no part in a collective
+and forward data for it. Each search has TIME_LIMIT_S seconds, that of a graph file a minute.
 """
 
 from collections import Counter, defaultdict
@@ -258,9 +260,10 @@ def find_part_limits(
 def find_helped_options(
     collective: Collective, router: Router, members: Sequence[int], helpers: Sequence[int]
 ) -> Options:
-    """Return the plan for some GPUs of a machine with the help of others.
+    """Return the plan for some GPUs of a machine with the help of others, as the only option.
 
-    Arguments are those of `find_part_limits`.
+    Arguments are those of `find_part_limits`. The plan is missing, with the reason, if none is
+    found.
     """
     root = None if collective.root is None else members[collective.root]
     group = Collective(collective.name, len(members), root, members)

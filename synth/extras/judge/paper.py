@@ -1,4 +1,7 @@
-"""What stock NCCL or RCCL reaches on paper: at large sizes, with every link at its rate."""
+"""What stock NCCL or RCCL reaches on paper: at large sizes, with every link at its rate.
+
+Stock is the library by itself, without a graph file or a plan.
+"""
 
 from dataclasses import dataclass
 from fractions import Fraction

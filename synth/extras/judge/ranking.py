@@ -1,4 +1,8 @@
-"""The order of a file's findings: the first is the verdict, which the others do not contradict."""
+"""The order of a file's findings: the first is the verdict, which the others do not contradict.
+
+Findings are remarks on a file, which readers and advice make; the beginnings of their names tell
+what they are.
+"""
 
 from collections.abc import Sequence
 
@@ -26,10 +30,11 @@ def is_healthy(finding: FileFinding) -> bool:
 
 
 def rank_findings(findings: Sequence[FileFinding]) -> list[FileFinding]:
-    """Return findings in the order in which they matter, the verdict first.
+    """Return findings in the order in which they matter, the verdict first; each only once.
 
-    Findings that make results void come first. If a loss was found, its possible causes come before
-    it. If no loss was found but something is healthy, findings that say so come before the causes.
+    Findings that make results void come first. If a loss was found (less than the machine can do),
+    its possible causes come before it. If no loss was found but something is healthy, findings that
+    say so come before the causes.
     """
     is_lossy = any(finding.name.startswith(_LOSSES) for finding in findings)
     is_well = not is_lossy and any(map(is_healthy, findings))

@@ -59,8 +59,8 @@ def rate_rings(collective: str, orders: Sequence[Order], router: Router) -> Rate
 def rate_trees(trees: Sequence[Parents], router: Router) -> Rate:
     """Return the rate of an allreduce that reduces along trees and broadcasts the sums back.
 
-    Trees have numbers of the GPUs of the router's topology. Raise InfeasibleError if two neighbours
-    have no route.
+    Each tree has the parent of each GPU, -1 for the root, by the numbers of the GPUs in the
+    router's topology. Raise InfeasibleError if two neighbours have no route.
     """
     hops = [
         tuple(

@@ -1,4 +1,9 @@
-"""Verdicts as text, JSON, rows and Prometheus' metrics."""
+"""Verdicts as text, JSON, rows and Prometheus' metrics.
+
+A verdict is on one file: its measurements, and the rings and trees of its communicators, with their
+shares of the machine's bound, the highest algbw that is possible there. Answers say why a run
+hangs, fails or is slow.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -45,7 +50,7 @@ METRICS = {
 def write_text(
     verdicts: Sequence[FileVerdict], least: float | None, *, in_full: bool = False
 ) -> str:
-    """Return the verdicts as text; `least` is the required share of the bound.
+    """Return the verdicts as text; `least` is the required share of the bound, None if none is.
 
     Of the answers to why, all have cause and remedy if `in_full`, else the first one.
     """
@@ -210,7 +215,8 @@ def write_json(
 ) -> dict[str, Any]:
     """Return the verdicts as one JSON object (docs/judge.md).
 
-    `refused` holds the files that could not be judged, with reasons.
+    `least` is the required share of the bound, None if none is; `refused` holds the files that
+    could not be judged, as (name, reason).
     """
     shares = _list_shares(verdicts)
     topologies = [t for v in verdicts if (t := v.judged_topology) is not None]
@@ -232,9 +238,10 @@ def write_json(
 def write_gate(
     verdicts: Sequence[FileVerdict], least: float, refused: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return what a build needs to pass or fail, as one JSON object of one line (docs/judge.md).
+    """Return what a build needs to pass or fail, as one JSON object (docs/judge.md).
 
-    `least` is the required share of the bound.
+    `least` is the required share of the bound; `refused` holds the files that could not be judged,
+    as (name, reason).
     """
     whole = write_json(verdicts, least, refused)
     return {

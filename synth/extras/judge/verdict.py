@@ -1,4 +1,9 @@
-"""A verdict: the measurements and channels of a file next to the bounds of its machine."""
+"""A verdict: the measurements and channels of a file next to the bounds of its machine.
+
+Channels are the rings and trees of a communicator. The bound is the highest algbw that is possible
+where each pair of GPUs has a single path; a share is a fraction of it. Options are alternatives
+that the machine could run, such as a plan. NVLS is NCCL's use of NVSwitches that add.
+"""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -31,6 +36,9 @@ class MeasuredRow:
 @dataclass
 class MeasuredVerdict:
     """The measurements of one collective in one run, and the bounds that they are compared with.
+
+    `rank_map` has the GPU of each rank, `limits` the bounds there, `options` the alternatives; each
+    is None if it is not known.
 
     `why_not` is the reason if they could not be judged, else "". Without a judgement no row has a
     share, though `limits` may be there: if a measurement exceeds a bound that rests on assumed
@@ -185,7 +193,11 @@ class ChannelVerdict:
 
 @dataclass
 class FileVerdict:
-    """The complete verdict on one file."""
+    """The complete verdict on one file: what was read, its machine, and what both give.
+
+    `findings` are remarks, each with a remedy, the most important first; `notes` are sentences on
+    what was left out or assumed.
+    """
 
     contents: FileContents
     machine: JudgedMachine

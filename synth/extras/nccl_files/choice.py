@@ -1,10 +1,12 @@
 """Choose the rings and chains of a graph file, and decide whether the file is worth writing.
 
-Candidates are the best channels at the machine's own rates, those that are also good at NCCL's
-constants with links between CPUs at one, two and four times theirs, and stock's own. NCCL's routes
-with NCCL_NVB_DISABLE=1 are tried where they differ.
+A graph file is what NCCL reads by NCCL_GRAPH_FILE, for one host here. It lists channels: rings, and
+chains, which are paths through all GPUs that NCCL calls trees. Stock NCCL or RCCL is the library
+without a graph file.
 
-Stock NCCL or RCCL is the library without a graph file.
+Candidates are the best channels at the machine's own rates, those that are also good at NCCL's
+constants (the rates that its sources assume for links) with links between CPUs at one, two and four
+times theirs, and stock's own. NCCL's routes with NCCL_NVB_DISABLE=1 are tried where they differ.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,8 +64,8 @@ _WORTH_SETTING = Fraction(105, 100)
 class ChosenGraphs:
     """The graphs chosen for a file, and how they compare with stock NCCL.
 
-    `bounds` are over the routes of `graphs`; `library` is the model of stock. `comparison` is None
-    if stock is not modelled.
+    `bounds` are over the routes of `graphs`; `library` is the model of stock, or says why there is
+    none. `comparison` is None if stock is not modelled.
     """
 
     graphs: NcclGraphs
@@ -99,6 +101,10 @@ def choose_graphs(
     With `guard`, prefer graphs that beat stock NCCL also at the link rates that NCCL's own model
     assumes; `is_worth_writing` of the result says whether there are any. Without it, take the best
     at the topology's own rates, whatever NCCL's model says.
+
+    The best have nearly the highest algbw at the topology's own rates, and nearly the highest ratio
+    to stock at NCCL's constants: the smaller of these two shares decides. Among those within 1 % of
+    the best, the smallest ratio to stock over all rates of links between CPUs decides.
 
     `router` has the hardware's routes, `version` is NCCL's. `effort` limits the search, `progress`
     receives messages. Raise InfeasibleError if no file can have the graphs.

@@ -1,4 +1,8 @@
-"""Make the files for NCCL and RCCL, each with the rates that it reaches."""
+"""Make the files for NCCL and RCCL, each with the rates that it reaches.
+
+Stock is the library without such a file. A graph file lists the rings and chains (NCCL's trees)
+that it uses; the other formats are RCCL's environment variables and the table of a tuner plugin.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -52,11 +56,13 @@ def export(  # noqa: PLR0913 (options of all formats)
 ) -> Export:
     """Return the file, in one of the formats, that tunes NCCL or RCCL for a collective.
 
-    `version` is NCCL's, for graph files, which are made for buffers of `size_bytes` in jobs of
-    `hosts` hosts like the topology; with `guard` they have a `reason` if they are not faster than
-    stock. `beside_path` is where a second file will be (`Export.beside`). `measured` are the
-    measurements for the tuner, each ALGORITHM/PROTOCOL/CHANNELS=FILE. Raise InfeasibleError or
-    InputError if the format cannot express it.
+    `format` is NCCL_GRAPH, RCCL_ENV or NCCL_TUNER. `version` is NCCL's, for its graph files, which
+    are made for buffers of `size_bytes` in jobs of `hosts` hosts like the topology. With `guard`
+    the result has a `reason` not to use it if it is not faster than stock by the model of stock;
+    without a model, NCCL's graph files have none. `beside_path` is where a second file will be
+    (`Export.beside`). `measured` are the measurements for the tuner, each
+    ALGORITHM/PROTOCOL/CHANNELS=FILE. `effort` limits the search, `progress` is given lines about
+    it. Raise InfeasibleError or InputError if the format cannot express it.
     """
     if format == NCCL_TUNER:
         text = write_nccl_tuner(collective, router.topology, measured)

@@ -1,4 +1,7 @@
-"""The formats of topo-synth that write files for NCCL and RCCL."""
+"""The formats of topo-synth that write files for NCCL and RCCL.
+
+extras.py at the root lists them; topo-synth --format NAME calls `write` of the one of that name.
+"""
 
 from __future__ import annotations
 

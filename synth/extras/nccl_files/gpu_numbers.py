@@ -35,9 +35,10 @@ class GpuNumbers:
 
 
 def number_gpus(topology: Topology) -> GpuNumbers:
-    """Return the driver's index of each rank's GPU; GPUs of a part of a machine keep theirs.
+    """Return the driver's index of each rank's GPU, as the whole machine numbers them.
 
-    Raise InfeasibleError if GPUs are on several hosts, or ranks have no GPUs.
+    They are the GPUs' `dev` numbers if the topology has them, else the numbers in their names, else
+    the ranks. Raise InfeasibleError if GPUs are on several hosts, or ranks have no GPUs.
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
     if any(gpu.extra.get("stands_for") for gpu in gpus):

@@ -1,7 +1,8 @@
 """Check graph files by NCCL's rules, and convert them to channels.
 
-The rules include those that NCCL does not check itself: it trusts `nchannels`, reads unknown types
-as LOC, and never checks trees, so it hangs if a tree lacks a GPU.
+The rules include those that NCCL does not check itself: it trusts `nchannels`, reads unknown path
+types as LOC (inside one GPU), and never checks trees, so it hangs if a tree lacks a GPU. Channels
+are topoplan's form of the same: rings, or chains for NCCL's trees, as orders of ranks.
 """
 
 import re

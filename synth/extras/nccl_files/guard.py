@@ -3,8 +3,9 @@
 Here all rates are the library's constants. Real links between CPUs are often two to four times as
 fast, so each comparison is made at these rates, too.
 
-Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
-path over which GPUs access each other's memory.
+Graphs have a shape, "ring" or "chain" (a path through all GPUs, which NCCL calls a tree). Algbw is
+the bytes of the buffer over the time of a call; the level of P2P is the farthest type of path over
+which GPUs access each other's memory.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,8 +28,10 @@ WORTH_WRITING = Fraction(101, 100)
 class Comparison:
     """The ratios of a file's algbw to stock's, by (P2P level, factor on links between CPUs).
 
-    `ratios` are of the shapes that the tuner picks, `picked` in the file; `other_ratios` are of the
-    shapes that other calls use. `algbw_GBps` is the file's, at the library's constants.
+    `ratios` are of the shapes that the library's tuner picks, which is `picked` in the file;
+    `other_ratios`, by (shape, P2P level, factor), are of the shapes that other calls use. The level
+    None is the library's default. `algbw_GBps` is that of the file's picked shape for an allreduce,
+    at the library's constants.
     """
 
     picked: str
@@ -48,7 +51,7 @@ class Comparison:
 
     @property
     def is_safe(self) -> bool:
-        """Whether the file is faster at the library's constants, and not slower at others."""
+        """Whether the file gains 1 % at the library's constants, and loses nothing at others."""
         return self.gain >= WORTH_WRITING and self.least >= 1
 
 
@@ -57,8 +60,8 @@ def compare(
 ) -> Comparison:
     """Compare a file's graphs, by shape, with stock in the model `library`, which must know it.
 
-    The comparison is for an allreduce of `size_bytes` or, if `rings_only`, for collectives on
-    rings.
+    The comparison is for an allreduce of `size_bytes`, for which the tuner picks a shape, or, if
+    `rings_only`, for the collectives that run on rings alone.
     """
     own = RING if rings_only else library.pick(graphs, size_bytes)
     others = [shape for shape in library.others if shape in graphs]

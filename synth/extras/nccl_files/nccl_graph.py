@@ -5,7 +5,9 @@ NCCL's tuner reads the speeds: for allreduce it computes an algbw of channels * 
 speeds from the channels' exact rates it chooses well for each size. NCCL runs only as many channels
 as both graphs have, so both get the same number, at which both lose little.
 
-The single-path bound holds for plans in which two GPUs use one route, the hardware's.
+A channel is an order of all GPUs of a host, as a ring or a chain (NCCL's tree inside a host). Algbw
+is the bytes of the buffer over the time of a call. The single-path bound, the highest algbw of a
+collective, holds for plans in which two GPUs use one route, the hardware's.
 """
 
 from collections import Counter
@@ -65,8 +67,9 @@ class FileChannels:
 class NcclGraphs:
     """Rings and chains for a machine, in equal numbers, with their algbw in GB/s at large sizes.
 
-    `ring_GBps` is that of the collective, `chain_GBps` that of allreduce. Rings or chains are None,
-    with algbw 0, if no such channel exists. `bound` is the collective's single-path bound.
+    `router` has the routes of their hops, `numbers` the `dev` number of each GPU. `ring_GBps` is
+    the algbw of the collective, `chain_GBps` that of allreduce. Rings or chains are None, with
+    algbw 0, if no such channel exists. `bound` is the collective's single-path bound.
     `counted_GBps` are the algbw of an allreduce by shape that the file gives to NCCL's tuner, if
     those are at NCCL's constants instead of the machine's own rates.
     """
@@ -107,7 +110,8 @@ def bound_request(
 ) -> tuple[Request, Bounds]:
     """Return the request for a file's channels on a router's routes, and the bounds there.
 
-    `progress` is given lines about the search.
+    A request is what searches for channels are given: the collective, the topology, the routes and
+    the effort, here with the single-path bound. `progress` is given lines about the search.
     """
     bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
     topology, bound = router.topology, bounds.single_path
@@ -160,7 +164,7 @@ def prepare_finders(request: Request) -> list[Rounding]:
 def rate_graphs(request: Request, bound: Bound, sized: Sized) -> NcclGraphs:
     """Return channels by shape, `sized`, as graphs with exact rates on the request's routes.
 
-    `bound` is the single-path bound on them.
+    `bound` is the single-path bound on them. Raise InfeasibleError if neighbours have no route.
     """
     rings, chains = sized.get(RING), sized.get(CHAIN)
     reducing = request.of(Collective("allreduce", request.collective.ranks))

@@ -132,7 +132,8 @@ def _get_number(row: Any, key: str) -> float | None:
 def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequence[str]) -> str:
     """Return the CSV of a collective from measurements, each ALGORITHM/PROTOCOL/CHANNELS=FILE.
 
-    Raise InputError if there are none, InfeasibleError for a collective that the plugin does not
+    `topology` is the machine that they were made on; the CSV names its number of hosts. Raise
+    InputError if `arguments` is empty, InfeasibleError for a collective that the plugin does not
     know.
     """
     name = _COLLECTIVES.get(collective.name)

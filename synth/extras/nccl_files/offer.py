@@ -1,6 +1,8 @@
-"""Whether a graph file is offered: what every command asks, so that none withdraws an offer.
+"""Whether a graph file, which gives NCCL or RCCL its rings and trees, is offered for a machine.
 
-It is offered where topo-synth writes one by default, which `export` decides.
+Commands that advise such a file ask here first, so that none offers what topo-synth then refuses:
+it is offered where topo-synth writes one by default, which `export` decides. Stock is the library
+without the file.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _COLLECTIVE = "allreduce"
 def offer_graph_file(collective: Collective, router: Router) -> Export:
     """Return the graph file that topo-synth writes for a collective on a machine by default.
 
-    Raise InfeasibleError, with the reason, if it writes none: stock is as good by the model of it,
-    or there can be no such file.
+    Choosing it is a search of up to a minute. Raise InfeasibleError, with the reason, if it writes
+    none: stock is as good by the model of it, or there can be no such file.
     """
     from ...numeric.effort import Effort
     from .export import NCCL_GRAPH, export  # imports solvers
@@ -39,7 +41,10 @@ def offer_graph_file(collective: Collective, router: Router) -> Export:
 
 
 def explain_no_offer(topology: Topology) -> str | None:
-    """Return why no graph file is offered for an allreduce on a machine; None if one is."""
+    """Return why no graph file is offered for an allreduce on a machine; None if one is.
+
+    The first call for a machine searches for the file; the answer is kept.
+    """
     return _explain(_Asked(topology))
 
 

@@ -1,9 +1,11 @@
 """Choose the rings and chains of a graph file for RCCL, and decide whether it is worth writing.
 
-Candidates are the best channels at the machine's own rates, and those that are also good at RCCL's
-constants with links between CPUs at one, two and four times theirs.
+A graph file is what RCCL reads by NCCL_GRAPH_FILE: channels, which are rings or chains through all
+GPUs of a host. Stock RCCL is RCCL without one.
 
-Stock NCCL or RCCL is the library without a graph file.
+Candidates are the best channels at the machine's own rates, and those that are also good at RCCL's
+constants (the rates that its sources assume for links) with links between CPUs at one, two and four
+times theirs.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,8 +47,10 @@ _REACHED = 0.998
 class ChosenRccl:
     """The graphs chosen for a file, and how they compare with stock RCCL.
 
-    `bounds` are over the hardware's routes; `host` is the model of RCCL. `guard` and `comparison`
-    are None if RCCL's graph cannot be made of the topology. `version` has RCCL's limits.
+    `bounds` are over the hardware's routes; `host` is the model of RCCL, or says why there is none.
+    `guard` compares channels with stock by that model, and `comparison` has its result for
+    `graphs`; both are None if RCCL's graph cannot be made of the topology. `version` has RCCL's
+    limits.
     """
 
     graphs: NcclGraphs
@@ -71,8 +75,10 @@ def choose_rccl_graphs(
 ) -> ChosenRccl:
     """Return the best graphs for a collective on one host.
 
-    Unless `guarded` they are the best at the machine's own rates, even if slower than stock;
-    `progress` is given lines about the search. Raise InfeasibleError if no file can have them.
+    They are those with the highest algbw at the machine's own rates. If `guarded`, and these may be
+    slower than stock, others are tried, and the first that are not are returned; if there are none,
+    `is_worth_writing` of the result is False. `effort` limits the search, `progress` is given lines
+    about it. Raise InfeasibleError if no file can have them.
     """
     request, bounds = bound_request(collective, router, effort, progress)
     version, host = find_rccl_version(router.topology), model_rccl(router.topology)

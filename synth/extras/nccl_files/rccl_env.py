@@ -53,7 +53,8 @@ _EXPANDED = set('"$`\\\n')
 class RcclEnv:
     """The rings and trees that RCCL's variables set, and their algbw in GB/s at large sizes.
 
-    If there are no rings, or no trees, `rings` is None, or `trees` empty, and their algbw 0.
+    Each tree is the parent of every rank, -1 at the root; all have equal shares of the buffer. If
+    there are no rings, or no trees, `rings` is None, or `trees` empty, and their algbw 0.
     `channels` is the number that RCCL must run, 0 if it may choose. `bound` is the collective's
     single-path bound.
     """
@@ -132,9 +133,10 @@ def write_rccl_env(
 ) -> str:
     """Return shell lines that set RCCL's variables, with comments on the rates and `remarks`.
 
-    Trees are set if there are any, else rings. `graph_path` is that of a graph file for the other
-    collectives. Raise VerificationError if the lines, read back, do not reach the rates of `env`,
-    and InputError if a shell would not take the path as it is.
+    Trees are set if there are any, else rings. `request` is what they were searched for.
+    `graph_path` is that of a graph file for the other collectives. Raise VerificationError if the
+    lines, read back, do not reach the rates of `env`, and InputError if a shell would not take the
+    path as it is.
     """
     rates = {"trees": env.tree_GBps} if env.trees else {"rings": env.ring_GBps}
     reached = [f"{name} {float(rate):.4g}" for name, rate in rates.items()]

@@ -1,8 +1,10 @@
 """Choose trees for RCCL_TREES with rings beside them, and decide whether they are worth setting.
 
-With RCCL_TREES RCCL runs every allreduce over the trees, so they must be above stock and above what
-a graph file reaches. The rings of the other collectives then come from a graph file without trees,
-as RCCL's own would be those of its plain search.
+RCCL_TREES is an environment variable that gives RCCL trees through all GPUs of a host, a graph file
+(NCCL_GRAPH_FILE) one that gives it rings and chains; stock RCCL has neither. With RCCL_TREES RCCL
+runs every allreduce over the trees, so they must be above stock and above what a graph file
+reaches. The rings of the other collectives then come from a graph file without trees, as RCCL's own
+would be those of its plain search.
 """
 
 from collections import Counter
@@ -33,10 +35,10 @@ from .rccl_guard import PROVED, RcclGuard
 class ChosenEnv:
     """The variables chosen for RCCL, the rings for other collectives, and whether to set them.
 
-    `env` has the trees; `graphs` is the graph file that they compete with. `rings` is a graph
-    without chains, None if there is none. `searched_GBps` is the algbw of an allreduce over the
-    rings that RCCL would search for without it; None if not known. `reason` is why nothing should
-    be written, None if it should; `lines` explain the choice.
+    `env` has the trees, `request` what they were searched for; `graphs` is the graph file that they
+    compete with. `rings` is a graph without chains, None if there is none. `searched_GBps` is the
+    algbw of an allreduce over the rings that RCCL would search for without it; None if not known.
+    `reason` is why nothing should be written, None if it should; `lines` explain the choice.
     """
 
     env: RcclEnv
@@ -56,7 +58,9 @@ def choose_rccl_env(
 ) -> ChosenEnv:
     """Return the best trees and rings for a collective on one host.
 
-    `progress` is given lines about the search. Raise InfeasibleError if RCCL could not use any.
+    The trees are those with the highest algbw found; if they may be slower than stock or a graph
+    file, the result has a `reason` and no rings. `effort` limits the search, `progress` is given
+    lines about it. Raise InfeasibleError if RCCL could not use any.
     """
     request, bounds = bound_request(collective, router, effort, progress)
     bound = bounds.single_path

@@ -1,9 +1,10 @@
 """Compare rings and chains with stock RCCL's, in RCCL's own graph of a host.
 
-If RCCL's table of machines may decide, stock is not known. Channels that are proved to be as good
-as any cannot be slower all the same: rings as any rings, chains as any chains, or as any trees if
-the table may have trees that branch. All comparisons are made with links between CPUs at one, two
-and four times RCCL's constants.
+Stock RCCL is RCCL without a graph file. If its table of machines (rome_models.cc) may decide, which
+rings and trees it uses is not known. Channels that are proved to be as good as any cannot be slower
+all the same: rings as any rings, chains as any chains, or as any trees if the table may have trees
+that branch. All comparisons are made with links between CPUs at one, two and four times RCCL's
+constants.
 
 Algbw is the bytes of the buffer over the time of a call.
 """
@@ -37,9 +38,9 @@ Key = tuple[str, int]
 class RcclComparison:
     """The algbw of a file's channels and of stock's, for an allreduce in GB/s.
 
-    `rates` are the file's, by (shape, factor on links between CPUs). `others` are those of stock if
-    `is_known`, else upper bounds of them; 0 where nothing is known. `rings_only` is whether the
-    collective runs on rings alone.
+    `rates` are the file's, by (shape, factor on links between CPUs), where a shape is "ring" or
+    "chain". `others` are those of stock if `is_known`, else upper bounds of them; 0 where nothing
+    is known. `rings_only` is whether the collective runs on rings alone.
     """
 
     host: RcclHost = field(repr=False)
@@ -83,7 +84,7 @@ class RcclComparison:
 
     @property
     def is_safe(self) -> bool:
-        """Whether no shape can be slower than stock's, and the collective is faster if known."""
+        """Whether no shape can be slower than stock's; if stock is known, the gain must be 1 %."""
         if not self.is_known:
             return all(map(self._is_proved, self.rates))
         ratios = [self.find_ratio(factor) for factor in BETWEEN_CPUS]
@@ -91,7 +92,12 @@ class RcclComparison:
 
 
 class RcclGuard:
-    """A model of stock RCCL on a host, against which channels are compared."""
+    """A model of stock RCCL on a host, against which channels are compared.
+
+    `request` has the collective and the machine, `host` is the model. `pairs` are the ordered pairs
+    of ranks that channels may send between. `is_known` is whether stock's channels are known;
+    `rates` are the rates of links by RCCL's constants, by the factor on those between CPUs.
+    """
 
     def __init__(
         self, request: Request, host: RcclHost, pairs: Collection[tuple[int, int]]

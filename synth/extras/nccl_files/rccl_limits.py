@@ -1,6 +1,7 @@
 """The limits of RCCL on graph files: sizes of its arrays, and how it multiplies channels.
 
-RCCL doubles a graph's channels where they then fit (graph/connect.cc).
+A graph file (NCCL_GRAPH_FILE) lists channels, each a ring or chain through all GPUs of a host. RCCL
+doubles a graph's channels where they then fit (graph/connect.cc).
 """
 
 from dataclasses import dataclass

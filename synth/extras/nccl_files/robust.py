@@ -1,5 +1,8 @@
 """Find channels that are good at several sets of link rates at once.
 
+A channel is an order of all ranks, as a ring or a chain. Sets of rates are, for example, those of
+the topology and those that NCCL's sources assume.
+
 The loads that channels put on links do not depend on the links' rates. So channels reach a target
 at every set of rates exactly if no link is loaded more than its rate divided by the target allows,
 at any of them: one search on a machine whose links have the least of these quotients finds them. A
@@ -79,7 +82,9 @@ def rebuild_request(request: Request, rates: LinkRates) -> Request:
 def search_at(request: Request, rates: LinkRates, shape: str) -> Rounding:
     """Return a search for channels of a shape on a machine with these link rates.
 
-    The shape is ring, or chain (for allreduce).
+    The shape is ring, or chain (for allreduce). The linear program of the search is solved at once,
+    with work out of the request's effort: `optimum` of the result is the highest algbw in the unit
+    of the rates. Raise InfeasibleError if there are no such channels.
     """
     effort = request.effort.grant(_SEARCH_WORK_S, _SEARCH_CLOCK)
     reducing = Collective("allreduce", request.collective.ranks)

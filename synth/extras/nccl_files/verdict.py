@@ -1,6 +1,8 @@
 """Describe a graph file: its rates beside stock NCCL's, why it is written or not, its settings.
 
-Stock NCCL or RCCL is the library without a graph file.
+Stock NCCL or RCCL is the library without a graph file. NCCL's own count is the algbw by the rates
+that NCCL's sources assume for links; those between CPUs are often faster, so files are also
+compared with stock at two and four times these.
 """
 
 from typing import Any

@@ -1,4 +1,8 @@
-"""Hosts and NVLink domains into which groups of ranks fit, and what it costs to keep them there."""
+"""Hosts and NVLink domains into which groups of ranks fit, and what it costs to keep them there.
+
+An NVLink domain is the GPUs that NVLink joins (on AMD's machines, those that xGMI joins). Groups
+are those of a dimension of the job's mesh, such as the ranks of one tensor-parallel group.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +50,12 @@ class Domain:
 
 @dataclass(frozen=True)
 class Stay:
-    """A dimension of the job whose groups of `size` ranks fit into one part of `domain` each.
+    """A dimension of the job whose groups of `size` ranks fit into one part of a `Domain` each.
 
-    In the order found, a group is spread over at most `parts` parts; `is_loud` says whether to warn
-    of that. The best order tried that keeps every group in one part takes `together_s` seconds, the
-    best that does not `divided_s`; None if none was tried.
+    `domain` is the name of such a part in messages: "host", "NVLink domain" or "xGMI domain". In
+    the order found, a group is spread over at most `parts` parts; `is_loud` says whether to warn of
+    that. The best order tried that keeps every group in one part takes `together_s` seconds a
+    training step, the best that does not `divided_s`; None if none was tried.
     """
 
     dimension: str
@@ -111,9 +116,10 @@ def compare_domains(
 ) -> list[Stay]:
     """Return each dimension whose groups fit into a domain, with the times together and divided.
 
-    `tiers` are divisions of the GPUs; `given` is the order before placing. An order that keeps
-    groups together becomes the search's best one if it is as good, but ranks do not leave `given`
-    for that.
+    `search` has the best order found so far, and evaluates others; `tiers` are divisions of the
+    GPUs; `given` is the order before placing. An order that keeps groups together becomes the
+    search's best one if it is as good, but ranks do not leave `given` for that. The result is empty
+    for a job of one group, for one without messages, and if the search found no allowed order.
     """
     stays = []
     if search.job.is_one_group or search.best[0] or not search.loads.phases:

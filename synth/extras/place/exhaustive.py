@@ -1,4 +1,8 @@
-"""Find the best order of few ranks with proof: by trying all orders, or by the solver CP-SAT."""
+"""Find the best order of few ranks with proof: by trying all orders, or by the solver CP-SAT.
+
+An order is the GPU of each rank. A Search evaluates orders and keeps the best one that it is
+offered; its value is the order's time, as an integer.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -52,7 +56,8 @@ def list_orders(search: Search) -> Iterator[Ints]:
 class ProofModel:
     """A CP-SAT model whose solutions are the orders with a lower value than the search's best one.
 
-    If it has no solution, the best order is proved optimal.
+    If it has no solution, the best order is proved optimal. It has no terms for traffic of plans or
+    of a matrix.
     """
 
     def __init__(self, search: Search) -> None:
@@ -200,7 +205,8 @@ def prove_best(search: Search, effort: Effort) -> int:
     """Search by CP-SAT for an order better than the best known one, and offer it if found.
 
     Return a proven lower bound on the values of all orders, in units of `search.loads.seconds_each`
-    seconds; 0 if nothing is proved.
+    seconds; 0 if nothing is proved, as for plans, for traffic given as a matrix, and if the best
+    known order does not keep together the groups that must be. `effort` limits the search.
     """
     if (
         search.best[0]

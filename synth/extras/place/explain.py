@@ -60,8 +60,9 @@ def explain_order(
 ) -> RankOrder | None:
     """Return the rank order in which the stock collective is fastest.
 
-    The result is None if there is no model of the collective, if the machine is too large, or if
-    not all its GPUs take part. `bound` is the plan's; `effort` limits the search.
+    It is gloo's that is modelled. The result is None if there is no model of the collective, if the
+    machine is too large, or if not all its GPUs take part. `bound` and `effort`, which all
+    explanations are given, are not used: the search has a time limit of its own.
     """
     too_many = len(topology.ranks) > _MAX_RANKS
     if too_many or not collective.has_all_gpus or collective.name not in COLLECTIVES:

@@ -1,7 +1,7 @@
 """Improve rank orders by local moves, as long as a move helps.
 
-Moves swap ranks, reverse or rotate stretches of ranks, swap hosts or leaves, and swap the same two
-GPUs on every host.
+An order is the GPU of each rank. Moves swap ranks, reverse or rotate stretches of ranks, swap hosts
+or leaves, and swap the same two GPUs on every host.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,9 @@ Move = tuple[int, int, int, int]
 class Improver:
     """A local search that improves orders by moves, such as a swap of two ranks.
 
-    It offers its results to `search`. `tiers` are divisions of the GPUs into parts, such as hosts;
-    GPUs are numbered among those that take part. `chance` draws the moves.
+    It offers its results to `search`, which evaluates orders, keeps the best one, and limits the
+    work. `tiers` are divisions of the GPUs into parts, such as hosts; GPUs are numbered among those
+    that take part. `chance` draws the moves.
     """
 
     def __init__(self, search: Search, tiers: Sequence[Tier], chance: np.random.Generator) -> None:
@@ -72,7 +73,8 @@ class Improver:
     def search_on(self, least: Fraction | int) -> None:
         """Shake the best order by a few moves and improve it, until it meets the bound `least`.
 
-        `least` is in the unit of values. The search also ends when the work is used up.
+        `least` is in the unit of values, `search.loads.seconds_each` seconds. The search also ends
+        when the work is used up.
         """
         while self.search.best[1] > least and not self.search.effort.is_over(_SEARCH):
             shaken = self.search.order

@@ -2,7 +2,8 @@
 
 Messages are those by which the groups of each dimension carry out their collectives. Ranks count
 through the mesh as in a DeviceMesh: the last dimension changes fastest. Ranks that differ in one
-dimension only are a group of it.
+dimension only are a group of it. One collective of all groups of a dimension is a traffic of the
+job; its messages, in all its calls of a step together, are a phase.
 
 Who sends to whom in a group depends on the target:
 
@@ -70,8 +71,9 @@ class Pattern:
     the members, and which sends (p - 1) / p of `bytes_each` out of each of the p parts of the
     machine that hold its group. "uneven" is a matrix, whose phase lists the messages.
 
-    A call takes `rounds` times the latency of its routes: their sum around a ring, else the slowest
-    one's.
+    `bytes_each` is for all calls of a training step together, as the size that `pattern_of` is
+    given. One call takes `rounds` times the latency of its routes: their sum around a ring, else
+    the slowest one's.
     """
 
     shape: str

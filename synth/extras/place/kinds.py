@@ -30,10 +30,11 @@ _VALUE = re.compile(
 class Kind:
     """What the groups of one kind of parallelism (such as "tp") communicate in a step.
 
-    `collectives` are (name, times the buffer is moved), for sizes given without a collective.
+    `collectives` are (name, factor on the number of calls), for sizes given without a collective.
     `reason` says where the assumed number of calls comes from. A size given without a number of
-    calls is that of all calls together with `shares`, otherwise that of each call. `need`, from 0
-    to 2, is how much the groups need to stay inside a host; at 0 they are meant to span hosts.
+    calls is that of all calls together with `shares` (but for that factor), otherwise that of each
+    call. `need`, 0 to 2, is how much the groups need to stay inside a host; at 0 they are meant to
+    span hosts.
     """
 
     collectives: tuple[tuple[str, int], ...]

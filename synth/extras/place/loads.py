@@ -1,7 +1,8 @@
 """Compute the time of rank orders from the exact loads of links, many orders at once.
 
-An order is the GPU of each rank. The time of a phase is that of its busiest link, its bytes over
-its bandwidth, and for each call the latency of the slowest group; phases follow each other, so an
+An order is the GPU of each rank. A phase is one collective of all groups of a dimension of the
+job's mesh, as messages between ranks. Its time is that of its busiest link, its bytes over its
+bandwidth, and for each call the latency of the slowest group; phases follow each other, so an
 order's time is the sum over them. The objective "bottleneck" is instead the time of the link that
 is busy longest over all phases, which latencies do not change.
 """
@@ -69,8 +70,9 @@ def find_call_s(topology: Topology, phase: Phase) -> Fraction:
 class RouteLoads:
     """The links, and for plans borders of parts of the machine, that orders load: one column each.
 
-    Each column has a name and a bandwidth. crossed[u, v] lists the columns on the route from GPU u
-    to GPU v, padded with the number of columns. part_of[t, u] is the column of GPU u's part in
+    Plans are topoplan's own, whose traffic is only known out of each part, such as a host. Each
+    column has a name and a bandwidth. crossed[u, v] lists the columns on the route from GPU u to
+    GPU v, padded with the number of columns. part_of[t, u] is the column of GPU u's part in
     division t of the GPUs; a plan's traffic out of the part loads it. GPUs are numbered among those
     that have a rank. Without `latencies` calls cost nothing.
     """
@@ -87,9 +89,15 @@ class OrderLoads:
 
     An order has the GPU of each rank, numbered among the GPUs that have one; `orders` are arrays
     with one order per row. An order's value is its time by the objective, as an integer in units of
-    `seconds_each` seconds. `relative_weights` are 1 / bandwidth of the links, at most 1. `entries`
-    is the number of array entries that evaluating one order touches. `routes` are the links that
-    messages load.
+    `seconds_each` seconds. `routes` are the links that messages load; `links` are their names and
+    `crossed` those on each route. `relative_weights` are 1 / bandwidth of the links, divided by
+    that of the slowest, and end with a 0 for padding. `entries` is the number of array entries that
+    evaluating one order touches.
+
+    `sizes`, `weights` and prices are integers. Link l is busy with phase p for sizes[p] * n *
+    weights[l] units of values, where n is what `count` returns for it. latency_prices[p] is the
+    value of one unit of latency in every round of all calls of phase p, call_prices[p] that of what
+    the hosts add to all its calls.
     """
 
     def __init__(self, routes: RouteLoads, phases: Sequence[Phase], objective: str) -> None:
@@ -153,9 +161,10 @@ class OrderLoads:
         )
 
     def measure_latencies(self, phase: Phase, orders: Ints) -> Ints:
-        """Return the latency of one round of a phase in each order, in units of `Latencies`.
+        """Return the latency of one round of a phase in each order, in units of `Latencies.unit_s`.
 
-        It is that of the slowest group: the sum around a ring, else its slowest route.
+        It is that of the slowest group: the sum around a ring, else its slowest route; for a plan,
+        the largest one inside the smallest part that holds the group.
         """
         latencies = self.latencies
         if latencies is None:
@@ -306,7 +315,7 @@ class Search:
     each GPU's host. `starts` are the orders that a search began with, and their values.
     forwarded[u, v] is True if other GPUs forward messages from GPU u to v (None if none do);
     forwarding is avoided if that costs no time. `loads` evaluates orders of the `job`; `effort` is
-    the work left.
+    the work left, in seconds of an idle core, and the time limit.
     """
 
     loads: OrderLoads

@@ -1,7 +1,8 @@
 """Write rank orders in the formats that launchers and scripts take.
 
 Formats are Open MPI's hostfile and rankfile, Slurm's host file, torchrun's commands, the GPUs that
-each host's ranks see, the tensor of a DeviceMesh, and JSON.
+each host's ranks see, the tensor of a DeviceMesh, and JSON. A Placement has the order found, the
+GPU of each rank, and the given one, in which the job would start without it.
 """
 
 import json

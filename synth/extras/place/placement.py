@@ -1,4 +1,8 @@
-"""The result of placing: an order, its communication time and the given order's, and a bound."""
+"""The result of placing: an order, its communication time and the given order's, and a bound.
+
+An order says which GPU each rank gets; the given one is the order before placing. The bound is a
+time that no order beats.
+"""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,10 +27,11 @@ _PROOFS = {
 
 @dataclass(frozen=True)
 class Step:
-    """The seconds per training step of one traffic of the job, in the best order and the given one.
+    """The seconds that one traffic of the job takes in a training step, in two orders.
 
-    `seconds` and `given_seconds` include the latencies of its calls, `latency_seconds` and
-    `given_latency_seconds`.
+    A traffic is one collective of all groups of a dimension. `seconds` is its time in the order
+    found, `given_seconds` that in the given order; they include the latencies of its calls,
+    `latency_seconds` and `given_latency_seconds`.
     """
 
     traffic: Traffic
@@ -41,9 +46,10 @@ class Placement:
     """The order found for a job's ranks, its communication time, and a lower bound on all orders'.
 
     Rank r gets GPU number order[r] of the topology, whose id is gpus[r]; topo-emulate takes orders
-    as such numbers. `given` is the order before placing. `name` is the topology's; `target` says
-    whose algorithms are assumed and `objective` what is minimized, as for `place`. `seconds` is the
-    objective in this order, `given_seconds` in the given one. No order takes less than
+    as such numbers. `given` is the order before placing. `name` is the topology's. `target` says
+    whose algorithms are assumed ("ring", "stock" or "plan") and `objective` what is minimized
+    ("time" or "bottleneck"), as for `place` in placing.py. `seconds` is the objective, in seconds
+    per training step, in this order, `given_seconds` in the given one. No order takes less than
     `bound.seconds`. `busiest` names the link that is busy longest; it is empty if nothing is sent.
     `search_complete` is False if a time limit stopped a search early. `stays` are the dimensions
     whose groups fit into a host or an NVLink domain each. `steps` are the seconds of each traffic;

@@ -1,10 +1,11 @@
 """Placement of a job's ranks on a machine's GPUs.
 
-All orders of few ranks are tried; for some more ranks CP-SAT proves the best order; beyond that, a
-local search finds an order, with a bound. It begins with orders that divide the job's dimensions
-over the machine's tiers (starts.py). While the bound is not met, moves improve them, one host's
-ranks are arranged and all hosts follow, and the best order is shaken and improved again. All of it
-is limited by work, not by the clock.
+An order says which GPU each rank gets. All orders of few ranks are tried; for some more ranks
+CP-SAT proves the best order; beyond that, a local search finds an order, with a bound. It begins
+with orders that divide the job's dimensions over the machine's tiers, which are divisions of its
+GPUs into hosts, leaves or racks (starts.py). While the bound is not met, moves improve them, one
+host's ranks are arranged and all hosts follow, and the best order is shaken and improved again. All
+of it is limited by work; the clock only stops what still runs at the time limit.
 """
 
 from collections.abc import Iterable, Sequence

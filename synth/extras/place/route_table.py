@@ -1,8 +1,8 @@
 """Tabulate the routes between all pairs of GPUs as arrays of link numbers.
 
-With a table, thousands of rank orders can be evaluated at once. The routes are those of Router, but
-one search over the switches finds all routes from a GPU. If the hardware has no route for a pair of
-GPUs, other GPUs forward its data.
+With a table, thousands of rank orders can be evaluated at once. The routes are those of Router, the
+hardware's rule (least latency, through no other GPU), but one search over the switches finds all
+routes from a GPU. If the hardware has no route for a pair of GPUs, other GPUs forward its data.
 """
 
 from fractions import Fraction

@@ -1,6 +1,7 @@
 """Make the rank orders with which a search begins.
 
-These divide a mesh's dimensions over hosts, leaves and racks, or are cheap rings on machines of any
+An order is the GPU of each rank; GPUs are numbered among those that have one. Orders to begin with
+divide a mesh's dimensions over hosts, leaves and racks, or are cheap rings on machines of any
 shape.
 """
 
@@ -28,8 +29,8 @@ _FIRST_CIRCUITS = 4
 def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
     """Evaluate the orders that divide the job's dimensions over tiers, and offer the best one.
 
-    A tier divides the GPUs into parts, such as hosts. Return the best few, the best one first. The
-    search keeps those that are allowed as `starts`.
+    A tier divides the GPUs into parts, such as hosts. Return the best few, the best one first. All
+    that keep together the groups which must be are added to `search.starts`, with their values.
     """
     gpus = nest_gpus(tiers, search.job.ranks)
     orders = [gpus[positions] for positions in list_splits(search.job, tiers)]
@@ -156,8 +157,8 @@ def _follow_traffic(search: Search, tiers: Sequence[Tier]) -> Iterator[Ints]:
 def find_rings(search: Search) -> list[Ints]:
     """Return orders that are fast rings through all GPUs, for jobs of one group.
 
-    The prices of busy links rise from round to round. For other jobs, and for too few or too many
-    ranks, the result is empty.
+    Each round finds rings whose links cost little in all; then the prices of busy links rise. For
+    other jobs, and for too few or too many ranks, the result is empty.
     """
     loads, n = search.loads, search.job.ranks
     if not search.job.is_one_group or not 3 <= n <= _MAX_RING:

@@ -46,9 +46,9 @@ class TierPart:
 
 @dataclass(frozen=True)
 class TierParts:
-    """The disjoint parts of a tier, with capacities in one direction: "out" of them, or "in".
+    """All parts of a tier, or some, with capacities in one direction: "out" of them, or "in".
 
-    `covers` is True if each GPU with a rank is in one of them.
+    Parts are disjoint. `covers` is True if each GPU with a rank is in one of them.
     """
 
     direction: str
@@ -97,10 +97,10 @@ def measure_part(
 ) -> TierPart:
     """Return a part of a tier, with the capacity of the links across its border in one direction.
 
-    `table` has the routes; `gpus` are all GPUs that have a rank. `insides` are sets of device ids
-    that hold the same GPUs; the one with the least capacity is used. With direction "out" the links
-    are those on which routes from its GPUs leave it, with "in" those on which routes enter it.
-    Raise VerificationError for an unknown device or direction.
+    `table` has the routes; `gpus` are all GPUs that have a rank, as numbers of the topology's
+    ranks. `insides` are sets of device ids that hold the same GPUs; the one with the least capacity
+    is used. With direction "out" the links are those on which routes from its GPUs leave it, with
+    "in" those on which routes enter it. Raise VerificationError for an unknown device or direction.
     """
     topology = table.topology
     unknown = frozenset().union(*insides) - topology.by_id.keys()
@@ -153,7 +153,10 @@ def find_tiers(
 
 
 def divide_by_links(topology: Topology, gpus: Sequence[int], medium: str) -> Tier:
-    """Divide GPUs into those that links of one medium join, such as "nvlink"."""
+    """Divide GPUs (numbers of the topology's ranks) into those that links of one medium join.
+
+    `medium` is the `kind` of these links, such as "nvlink". A GPU without one is a part alone.
+    """
     remains = _Remains(topology)
     ends = {(link.src, link.dst) for link in topology.links if link.kind == medium}
     labels = remains.label(np.array([x in ends for x in topology.capacity_GBps], dtype=np.bool_))

@@ -35,7 +35,8 @@ _MAX_NAMED = 8
 def read_graph_dump(text: str, where: str) -> FileContents:
     """Return the rings and chains of a graph file; ranks are its GPUs in the order of numbers.
 
-    Raise InputError, with the line, if a channel misses a GPU or lists one twice.
+    A channel of NCCL's trees is a chain of a host's GPUs, which begins at its root. `where` is the
+    file's name. Raise InputError, with the line, if a channel misses a GPU or lists one twice.
     """
     file = read_graph_file(text, where)
     devs = sorted({dev for graph in file.graphs for channel in graph.channels for dev in channel})

@@ -9,7 +9,10 @@ _MAX_LINES = 3
 
 
 def describe_left_out(places: Iterable[tuple[int, str]]) -> list[str]:
-    """Return a note for each reason, with its lines: "lines 3, 4: ..."; `places` are both."""
+    """Return a note for each reason, with its lines: "lines 3, 4: ...".
+
+    `places` are (number of a line, reason).
+    """
     notes = []
     for reason, lines in group_by_key((reason, line) for line, reason in places).items():
         named = ", ".join(map(str, lines[:_MAX_LINES]))

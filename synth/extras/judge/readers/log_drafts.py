@@ -22,9 +22,12 @@ class Draft:
     rings and of connections, and `parents` ranks to their parent in a tree (-1 for the root).
     `found_rings` are those of NCCL's search by channel, with GPUs as it names them ("0-b000", or
     the rank), and `pattern` is the number of its last pattern. `rings` is by channel, `locations`
-    by rank, and `patterns` by NCCL's number. `promised` is the announced number of channels;
-    `cut_lines` is True if NCCL itself cut its lines of rings. `process` writes them, as the ranks
-    `own`, on the lines from `first_line` to `last_line`.
+    by rank, and `patterns` by NCCL's number. `id` is that of the communicator, if the library
+    prints one. `promised` is the announced number of channels; `cut_lines` is True if NCCL itself
+    cut its lines of rings. `started` and `complete` say whether the lines that begin and end the
+    initialization were read, `rings_connected` whether the one that follows the connections of
+    rings was, and `nvls` whether it uses NVSwitches that add. `ends` are the ranks at the ends of
+    connections. `process` writes the lines, as the ranks `own`, from `first_line` to `last_line`.
     """
 
     ranks: int | None = None
@@ -53,9 +56,10 @@ class Draft:
 
 
 def part_runs(drafts: list[Draft], notes: list[str]) -> list[list[Draft]]:
-    """Part drafts of several runs: a rank is one process, so another one is of a later run.
+    """Return the drafts of each run: a rank is one process, so another one is of a later run.
 
-    Append to `notes` what is parted, and what cannot be as the lines of runs are mixed.
+    Append to `notes` what is parted, and what cannot be as the lines of runs are mixed: these are
+    returned as one run.
     """
     runs: list[list[Draft]] = []
     for draft in sorted(drafts, key=lambda draft: draft.first_line):
@@ -88,7 +92,7 @@ def _is_of_another_run(draft: Draft, other: Draft) -> bool:
 def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
     """Join the drafts of one communicator's ranks; its channels are the complete ones only.
 
-    Append to `notes` if channels are incomplete.
+    Channels are rings and trees. Append to `notes` if channels are incomplete.
     """
     joined = Draft()
     for draft in drafts:

@@ -293,7 +293,7 @@ def name_transport(text: str) -> str:
 
 
 def read_location(bracket: str | None, host: str | None) -> Location:
-    """Return the location for the number in a connection's brackets.
+    """Return the location on `host` for the number in a connection's brackets.
 
     The number is a PCI address (1b000) or an NVML index (3).
     """

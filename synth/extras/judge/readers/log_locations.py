@@ -15,7 +15,10 @@ _PLACE = re.compile(
 
 
 class LocationCollector:
-    """Collector of the sizes of communicators, and of where their ranks are."""
+    """Collector of the sizes of communicators, and of where their ranks are.
+
+    `signatures` finds the host that writes a line.
+    """
 
     def __init__(self, signatures: Signatures) -> None:
         self._signatures = signatures
@@ -53,7 +56,7 @@ class LocationCollector:
 
 
 def read_stated_location(match: re.Match[str], host: str | None) -> Location:
-    """Return the location that the groups cuda, nvml and bus of a match state."""
+    """Return the location on `host` that the groups cuda, nvml and bus of a match state."""
     device = match["nvml"] or match["cuda"]
     return Location(
         host,

@@ -60,14 +60,17 @@ _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
 
 class Failure:
-    """The warning that ended a start: the last before the first failing call, or at the end."""
+    """The warning that ended a start: the last before the first failing call, or at the end.
+
+    A start is the initialization of communicators.
+    """
 
     def __init__(self) -> None:
         self._warned: tuple[int, str] | None = None
         self._is_traced = self._is_last = False
 
     def take(self, line: str, number: int) -> None:
-        """Parse a line of the library."""
+        """Parse line `number` of a log, one of the library's."""
         # The quick tests before each pattern keep large logs fast.
         is_traced = any(name in line for name in (".cc:", ".cu:", ".h:", ".cpp:"))
         if is_traced and lines.FAILED_CALL.search(line) is not None:
@@ -102,7 +105,7 @@ class Stop:
         self._last: tuple[int, str] | None = None
 
     def take(self, line: str, number: int, is_running: bool) -> None:
-        """Parse a line; `is_running` is whether a communicator was complete before it."""
+        """Parse line `number`; `is_running` is whether a communicator was complete before it."""
         if self.found is not None:
             return
         if "failure" in line and (match := lines.FAILED_TEST.search(line)) is not None:
@@ -126,7 +129,12 @@ def _find_process(line: str) -> str:
 
 
 class LogReader:
-    """Collector of the facts of a log: `take` each line, then call `contents`."""
+    """Collector of the facts of a log: `take` each line, then call `collect_contents`.
+
+    `signatures` finds the writers of messages; another reader of the same lines shares it. `drafts`
+    are what each thread wrote of each communicator, `picks` the tuner's choices, `findings` remarks
+    by name, and `topology_files` the names of files with the machine's topology.
+    """
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures

@@ -44,8 +44,9 @@ def looks_like(text: str) -> bool:
 def read(lines: Sequence[str], where: str) -> BenchmarkResults:
     """Return the measurements; notes say which tables are left out.
 
-    These are tests of two ranks, of buffers in host memory, and of an unknown number of ranks.
-    Raise InputError, with the line, if no other table is there.
+    These are tests for which there is no bound (such as those of two ranks), of buffers in host
+    memory, and of an unknown number of ranks. `where` names the text in errors. Raise InputError,
+    with the line, if no other table is there.
     """
     reader = _Reader()
     for number, line in enumerate(lines, 1):

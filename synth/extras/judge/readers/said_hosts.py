@@ -35,7 +35,7 @@ _MAX_LINE = 400
 
 @dataclass(frozen=True)
 class SaidHosts:
-    """Hosts and the GPUs of each, as the prose of a line states them."""
+    """The numbers of hosts and of GPUs of each, as the prose of the line with this number says."""
 
     hosts: int
     gpus: int
@@ -46,7 +46,10 @@ class SaidHosts:
 
 
 def find_said_hosts(line: str, number: int) -> SaidHosts | None:
-    """Return the hosts that a line of prose states; None if it states none or only one."""
+    """Return the hosts that a line of prose states; None if it states none or only one.
+
+    `number` is that of the line, from 1.
+    """
     if len(line) > _MAX_LINE or _QUICK.search(line) is None:
         return None
     for form in _FORMS:

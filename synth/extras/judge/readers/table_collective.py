@@ -1,4 +1,8 @@
-"""The collective of a table: by the name of its test, what its log calls, or its columns."""
+"""The collective of a table: by the name of its test, what its log calls, or its columns.
+
+Tables are those of nccl-tests. A half of a row is what was measured out of place, or in place:
+time, algbw, busbw and errors.
+"""
 
 import re
 from collections.abc import Sequence
@@ -29,9 +33,9 @@ def infer_collective(
 ) -> str | None:
     """Return the collective of a table, "A or B" if nothing decides; None for other tests.
 
-    `halves` are the results of the rows, out of place and in place. `asked` is the collective that
-    the user named, `file` the one in the file's name; they only break ties, such as allgather or
-    alltoall.
+    `halves` are the results of the rows, out of place and in place: (time in us, algbw and busbw in
+    GB/s, whether results were wrong). `asked` is the collective that the user named, `file` the one
+    in the file's name; they only break ties, such as allgather or alltoall.
 
     The name of the test decides, then the calls that the library logged, else the rows. The ratio
     busbw / algbw is 2(n-1)/n for allreduce, 1 for broadcast and reduce, and (n-1)/n for the others.

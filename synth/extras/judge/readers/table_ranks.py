@@ -1,4 +1,7 @@
-"""The number of ranks of a table: stated by its text, or implied by its rates."""
+"""The number of ranks of a table: stated by its text, or implied by its rates.
+
+Tables are those of nccl-tests. A half of a row is what was measured out of place, or in place.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +34,8 @@ class Started:
     the test prints; `visible` are the GPUs that CUDA_VISIBLE_DEVICES names, in the order in which
     the test numbers them. `jobs` counts how often rank 0 is listed. `calls` are the collectives
     that the library logged, None for other calls, and `called` the numbers of ranks of what it
-    logged. `is_open` is True if the list ends in dots, so its last rank is not the last there was.
+    logged. `has_header` and `has_rows` say whether the table below it has them. `is_open` is True
+    if the list ends in dots, so its last rank is not the last there was.
     """
 
     locations: dict[int, Location] = field(default_factory=dict)
@@ -66,8 +70,9 @@ class Started:
 def choose_ranks(name: str | None, halves: Sequence[Half], started: Started, parts: int) -> int:
     """Return the number of ranks of a table of the collective `name`; 0 if unknown.
 
-    `halves` are the values of all rows, `started` is what the text says before the table, and
-    `parts` the number of parts of its rows (see `find_parts`).
+    `halves` are the values of all rows, `started` is what the text says before the table. `parts`
+    is how often the elements that the column `count` states make the size of a row: once for each
+    rank if the size is that of all ranks' parts; 0 if unknown.
 
     Return 1 if every rank ran alone. Otherwise the first of these numbers that busbw / algbw allows
     wins: the parts, if the collective has one for each rank; the ranks in the list of devices; the
@@ -131,8 +136,8 @@ def describe_separate_jobs(
 ) -> FileFinding | None:
     """Return a finding if the processes of a table were jobs of their own; None if they were not.
 
-    `ranks` is the number of ranks of each job, `halves` are the values of the table's rows, `line`
-    is the number of its first row's line.
+    `started` is what the text says before the table, `ranks` the number of ranks of each job,
+    `halves` are the values of the table's rows, `line` is the number of its first row's line.
     """
     advice = (
         "rebuild nccl-tests with MPI (make clean; make MPI=1), or give one process several GPUs "

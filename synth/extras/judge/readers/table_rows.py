@@ -1,5 +1,6 @@
 """The values of one row of a table of nccl-tests: its root, and what was measured twice.
 
+A half of a row is what was measured out of place, or in place: time, algbw, busbw and errors.
 Columns may be cut off on the right, and old tables leave some blank that their header names. What
 tells is that the rate is the size over the time.
 """
@@ -35,10 +36,11 @@ _WIDTH_IN_NAME = re.compile(r"8|16|32|64")
 class Row:
     """A row: its table, the test if named, its size in bytes, and the values after the root.
 
-    `halves` are the values by variant: out of place and, if present, in place. `started` is what
-    the text says of the start of the test. `hint` is a collective that was named before the table.
-    `said` are hosts that prose states before it. `parts` is how often its elements make its size, 0
-    if unknown, and `kind` their type, "" if it is not printed.
+    `table` is the number of its table in the text, `command` the name of the test, and `line` the
+    number of its line. `halves` are the values by variant: out of place and, if present, in place.
+    `started` is what the text says of the start of the test. `hint` is a collective that was named
+    before the table. `said` are hosts that prose states before it. `parts` is what `count_parts`
+    returns for its size and its elements, and `kind` their type, "" if it is not printed.
     """
 
     table: int
@@ -80,7 +82,7 @@ def count_parts(size: int, count: int, kind: str) -> int:
 
 
 def find_parts(rows: Sequence[Row]) -> int:
-    """Return the number of parts of a table; 0 if it is unknown, or rows differ."""
+    """Return the number of parts of a table (`count_parts`); 0 if it is unknown, or rows differ."""
     found = {row.parts for row in rows if row.size}
     return found.pop() if len(found) == 1 else 0
 
@@ -104,7 +106,10 @@ def read_halves(size: int, values: list[str], columns: Sequence[str]) -> Halves:
 
 
 def read_half(values: Sequence[str]) -> Half | None:
-    """Return the values of one half of a row; None if they are not usable numbers."""
+    """Return the values of one half of a row; None if they are not usable numbers.
+
+    They are the time in us, algbw and busbw in GB/s, and whether results were wrong.
+    """
     if len(values) < 3:
         return None
     try:

@@ -1,4 +1,7 @@
-"""Rows of tables grouped into runs: of which collective each is, and on how many ranks."""
+"""Rows of tables grouped into runs: of which collective each is, and on how many ranks.
+
+Tables are those of nccl-tests. A half of a row is what was measured out of place, or in place.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -110,7 +110,10 @@ class _Begun:
 class TableReader:
     """Collector of the tables of a text: `take` each line, then call `finish`.
 
-    `finish` fills `others`: tests that are no collective here, with the line that names them; and
+    `signatures` finds the messages of the library in lines; a reader of logs shares it. `rows` are
+    the rows so far, `started` what the text says of the start of each test, `header_line` is the
+    number of the first line of a header, 0 without one, and `kind` the name of the tests. `finish`
+    fills `others`: tests that are no collective here, with the line that names them; and
     `findings`: how tests were started wrongly.
     """
 

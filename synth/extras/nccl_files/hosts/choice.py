@@ -1,6 +1,9 @@
 """Choose the rings and trees of a graph file for several equal hosts, compared with stock NCCL.
 
-Algbw is the bytes of the buffer over the time of a call.
+A graph file is what NCCL reads by NCCL_GRAPH_FILE: for each host its channels, which are rings and
+trees from a NIC through all its GPUs. Stock NCCL is NCCL without one. Rates are algbw, the bytes of
+the buffer over the time of a call, by NCCL's constants, the rates that its sources assume for
+links.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,9 +37,10 @@ _Rates = dict[Row, Fraction]
 class ChosenHostGraphs:
     """The graphs chosen for a file for several hosts, and how they compare with stock.
 
-    `network` is one of the hosts as NCCL sees it. `bound_GBps` is the upper bound, at NCCL's
-    constants, on the collective's algbw over channels of this form. `rings_only` says that it runs
-    on rings.
+    `network` is one of the hosts as NCCL sees it. `comparison` has the ratios of the algbw of
+    `graphs` to stock's. `bound_GBps` is the upper bound, at NCCL's constants, on the collective's
+    algbw over channels of this form. `rings_only` says that it runs on rings alone, as all but
+    allreduce do.
     """
 
     network: HostNetwork
@@ -70,8 +74,16 @@ def choose_host_graphs(
 ) -> ChosenHostGraphs:
     """Return the best graphs for `hosts` hosts like the topology, for buffers of `size_bytes`.
 
-    `version` is NCCL's. With `rings_only` the collective runs on rings. Raise InfeasibleError if
-    stock cannot be modelled there, or there are too many GPUs.
+    Those come first that are safe (guard.py): at least 1 % above stock's algbw at NCCL's constants,
+    and not below it with links between CPUs at 2 and 4 times these, or with P2P allowed on all
+    paths (NCCL_P2P_LEVEL=SYS). Of these the best has nearly the highest ratio to stock at NCCL's
+    constants; then nearly the highest smallest ratio of all; then the nearest NICs and the fewest
+    channels. If none is safe, it is the one that loses least; the caller decides by
+    `comparison.is_safe` of the result.
+
+    `version` is NCCL's. With `rings_only` the collective runs on rings alone, not on trees.
+    `effort`, an allowance of work in seconds of an idle core and a time limit, limits the searches.
+    Raise InfeasibleError if stock cannot be modelled there, or there are too many GPUs.
     """
     network = HostNetwork(topology, hosts)
     own, robust = [_list_rates(network, None, 1)] * 2, _list_robust_rates(network)

@@ -1,4 +1,8 @@
-"""Write a graph file for several equal hosts, and check the text by reading it back."""
+"""Write a graph file for several equal hosts, and check the text by reading it back.
+
+NCCL reads it by NCCL_GRAPH_FILE. Each channel, a ring or a tree, is a NIC, all GPUs of a host, and
+a NIC; NCCL joins the hosts.
+"""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -23,11 +27,11 @@ def write_host_graphs(
     version: NcclVersion,
     remarks: Sequence[str],
 ) -> str:
-    """Return the text of the graph file, with the lines `remarks` in its comment.
+    """Return the text of the graph file of `chosen`, with the lines `remarks` in its comment.
 
-    GPUs, by `numbers`, and NICs are named in hexadecimal with 0x, which every version reads in the
-    same way, and have no rank. Raise VerificationError if the text, read back, does not have the
-    rates of `chosen`.
+    `topology` is one of the hosts, `version` NCCL's. GPUs, by `numbers`, and NICs are named in
+    hexadecimal with 0x, which every version reads in the same way, and have no rank. Raise
+    VerificationError if the text, read back, does not have the rates of `chosen`.
     """
     lines = ['<graphs version="1">', _write_comment(chosen, topology, numbers, version, remarks)]
     given = {RING_ID: chosen.graphs.rings, TREE_ID: chosen.graphs.trees}

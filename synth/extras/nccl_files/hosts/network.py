@@ -63,7 +63,11 @@ class HostGraphs:
 class HostNetwork:
     """One of `hosts` equal hosts, with the links of NCCL's graph.
 
-    Raise InfeasibleError if stock NCCL cannot be modelled there, or NICs have no known speed.
+    `topology` is that of the host. `library` models stock NCCL, which is NCCL without a file, and
+    rates channels by NCCL's constants. `gpus` and `nets` (NICs) are in NCCL's order, `devs` are the
+    NICs' `dev` numbers. `paths` has, by level of P2P (None: NCCL's default), the paths between GPUs
+    and those to NICs. Raise InfeasibleError if stock NCCL cannot be modelled there, NICs have no
+    known speed, or two have the same dev number.
     """
 
     def __init__(self, topology: Topology, hosts: int) -> None:
@@ -92,9 +96,10 @@ class HostNetwork:
         }
 
     def count_loads(self, pattern: int, channel: HostChannel) -> dict[Row, Fraction]:
-        """Return how often each link carries a channel's share, at each level of P2P.
+        """Return how often each link carries a channel's share of an allreduce, by level of P2P.
 
-        Links inside a device, which limit nothing, are left out.
+        `pattern` is NCCL's number of the shape: RING, TREE or BALANCED_TREE. Links inside a device,
+        which limit nothing, are left out.
         """
         graph = self.build_graph(pattern, [channel])
         return {
@@ -107,7 +112,10 @@ class HostNetwork:
     def build_graph(
         self, pattern: int, channels: Sequence[HostChannel], cross_nic: int = 0
     ) -> StockGraph:
-        """Return channels as NCCL's graph, without a speed; `cross_nic` is NCCL's setting."""
+        """Return channels as NCCL's graph, without a speed; `cross_nic` is NCCL's setting.
+
+        `pattern` is NCCL's number of the shape.
+        """
         orders = tuple(each.order for each in channels)
         return StockGraph(
             pattern,

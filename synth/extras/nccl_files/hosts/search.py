@@ -1,7 +1,8 @@
 """Search the best equal rings or trees of several equal hosts: a linear program, and its rounding.
 
-A channel is a circuit from a NIC through all GPUs of a host and back. The linear program's columns
-are priced NIC by NIC, by the cheapest of all such circuits.
+A channel is a circuit from a NIC through all GPUs of a host and back; for a tree, a path from a NIC
+through them, which data takes in both directions. The linear program's columns are priced NIC by
+NIC, by the cheapest of all such circuits.
 """
 
 from collections.abc import Mapping
@@ -34,10 +35,12 @@ _MAX_COLUMNS = 2000
 class ChannelSearch(Packing[HostChannel]):
     """The search for the channels of one pattern (rings or trees) with the highest total rate.
 
-    `capacity` has the rates of links in GB/s. With `near` a channel takes a NIC only from and to
-    GPUs that are near it, if two are, or for a tree one. `optimum` is the algbw in GB/s that no set
-    of such channels exceeds, as far as the effort reached. Raise InfeasibleError if there are more
-    GPUs on a host than the search takes, or no channel goes through all of them.
+    `pattern` is NCCL's number, RING or TREE. `capacity` has the rate of each link at each level of
+    P2P, in GB/s, or as a multiple of another algbw; `optimum` then is one, too. With `near` a
+    channel takes a NIC only from and to GPUs that are near it, if two are, or for a tree one.
+    `optimum` is the algbw in GB/s that no set of such channels exceeds, as far as the effort
+    reached. The search runs when an instance is made. Raise InfeasibleError if there are more GPUs
+    on a host than the search takes, or no channel goes through all of them.
     """
 
     at_rates = True

@@ -1,4 +1,8 @@
-"""Describe a graph file for several hosts: its rates beside stock's, and what it needs."""
+"""Describe a graph file for several hosts: its rates beside stock's, and what it needs.
+
+Stock is NCCL without a graph file. Rates are by NCCL's own constants, the rates that its sources
+assume for links.
+"""
 
 from itertools import pairwise
 from typing import Any

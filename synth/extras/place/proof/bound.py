@@ -1,6 +1,8 @@
 """Search for the best lower bound on all rank orders: the weights of a certificate that proves it.
 
-check.py states the claim and its proof.
+check.py states the claim and its proof. A tier divides the GPUs into parts, such as hosts; a case
+assumes for some tiers and dimensions of the job that each group is in one part, or that some group
+is divided.
 """
 
 from collections.abc import Sequence

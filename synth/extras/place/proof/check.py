@@ -1,5 +1,9 @@
 """Check certificates that bound the time of all rank orders, by independent arithmetic.
 
+A job's ranks form a mesh; ranks that differ in one dimension only are a group of it. A phase is one
+collective of all groups of a dimension, as messages between ranks; the phases of a training step
+follow each other.
+
 A certificate of kind "tiers" lists tiers: disjoint parts of the machine ("inside", device ids),
 each with as many ranks as GPUs. Messages that leave a part (direction "in": enter it) on the
 hardware's routes cross the links out of those devices that such routes use. So a phase takes at
@@ -118,10 +122,11 @@ def check_place_bound(
 def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
     """Return the least number of messages that leave a part, per member of a group in the part.
 
-    The part has `inside` of the group's `size` members, and `shape` is that of their pattern. With
-    `covers` the parts cover the whole machine, and the result bounds the mean over all ranks. One
-    message leaves each part around a ring; p parts of a line send 2 (p - 1) together, those of a
-    plan (p - 1) times its bytes; of pairs, all divided ones count.
+    The part has `inside` of the group's `size` members, and `shape` is that of their pattern
+    (job.py): "around" a ring, all "pairs", a "line", or "spread" for a plan. With `covers` the
+    parts cover the whole machine, and the result bounds the mean over all ranks. One message leaves
+    each part around a ring; p parts of a line send 2 (p - 1) together, those of a plan (p - 1)
+    times its bytes; of pairs, all divided ones count.
     """
     if inside == size:
         return Fraction(0)
@@ -139,10 +144,11 @@ def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
 class Proof:
     """Checker of certificates: lower bounds on the time of a job with a rank on each of `gpus`.
 
-    `tiers` are the divisions of the GPUs that the certificate lists; methods name a tier by its
-    `number` in this list, and a dimension of the job by its `name`. `cases` says which groups are
-    assumed to be whole (in one part of a tier) or divided so far. Each group of the dimensions
-    `together` is on one host.
+    `table` has the machine's routes, `phases` are the job's messages, and `objective` is "time" or
+    "bottleneck". `tiers` are the divisions of the GPUs that the certificate lists; methods name a
+    tier by its `number` in this list, and a dimension of the job by its `name`. `cases` says which
+    groups are assumed to be whole (in one part of a tier) or divided so far. Each group of the
+    dimensions `together` is on one host.
     """
 
     def __init__(

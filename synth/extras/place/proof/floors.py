@@ -1,6 +1,9 @@
 """Lower bounds on the latencies of all orders, and on the time of traffic given as a matrix.
 
-Both hold by counting alone, so a certificate only names the tiers of which they use the parts.
+An order is the GPU of each rank. A tier divides the GPUs into parts, such as hosts; a group of
+ranks touches a part if one of its members is in it. A phase is one collective of all groups of a
+dimension of the job, as messages between ranks. Both bounds hold by counting alone, so a
+certificate (check.py) only names the tiers of which they use the parts.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from ..tiers import TierParts
 
 
 class LatencyFloors:
-    """Lower bounds on the latencies of a job's calls, for ranks on `gpus` in any order."""
+    """Lower bounds on the latencies of a job's calls, for ranks on `gpus` in any order.
+
+    `table` has the routes of all pairs of GPUs; `gpus` are numbers of its topology's ranks.
+    """
 
     def __init__(self, table: RouteTable, gpus: Sequence[int]) -> None:
         self._table, self._gpus = table, gpus
@@ -32,7 +38,8 @@ class LatencyFloors:
     def find_between(self, tier: TierParts | None) -> int:
         """Return the least latency of a route between parts of a tier (None: between any GPUs).
 
-        It is in the unit of the latencies' table.
+        It is a whole number of the unit that `RouteTable.sum_latencies` returns in seconds; 0 if
+        the tier has one part only.
         """
         if tier not in self._between:
             at = {gpu: i for i, gpu in enumerate(self._gpus)}
@@ -49,8 +56,9 @@ class LatencyFloors:
     ) -> Fraction:
         """Return the least seconds of a phase's latencies, whatever its bytes.
 
-        `touched` has tiers, each with the number of parts that every group touches at least, and
-        whether some group touches two.
+        It is for all calls of a step together, with what the hosts add to each. `touched` has tiers
+        (None: each GPU is a part), each with the number of parts that every group touches at least,
+        and whether some group touches two or more.
 
         Around a ring of a group that touches p > 1 parts, at least p routes lead from part to part.
         So, counting the slowest first, route k is no faster than those between the parts of any
@@ -74,6 +82,7 @@ class LatencyFloors:
 def floor_of_matrix(phase: Phase, tiers: Sequence[TierParts], widest_GBps: Fraction) -> Fraction:
     """Return a lower bound on the seconds of messages of different sizes, in every order.
 
+    `phase` is that of traffic given as a matrix; tiers that do not cover the machine are skipped.
     No route is wider than `widest_GBps`, so the largest message takes at least its bytes over that.
     In a part with s ranks, all messages of a rank leave but those to s - 1 others, at most the
     largest ones. What leaves all parts takes at least its bytes over their capacity, and what one

@@ -1,4 +1,8 @@
-"""Lower bounds on the messages out of the part that holds one certain rank.
+"""Lower bounds on the messages out of the part of a machine that holds one certain rank.
+
+A part is some of the GPUs, such as those of a host, with the ranks on them. Ranks of a mesh that
+differ in one dimension only are a group of it, and its messages have a pattern: around a ring,
+between all pairs, between neighbours on a line, or those of a plan.
 
 Means over ranks, as in check.py, show neither that numbers of members are whole, nor that the ends
 of a line send less than its middle. The messages of one part show both.
@@ -42,9 +46,11 @@ def list_shapes(
 ) -> tuple[tuple[Costs, Costs], ...]:
     """Return lower bounds on the messages out of a part with `units` members, one per shape.
 
-    `across` and `along` are the sizes of the dimensions. Each entry has a number for each pattern
-    of each dimension. The part that holds the rank in the middle sends at least one of the entries,
-    in all its numbers. If the result is empty, no part can have this many members.
+    `across` and `along` are the sizes of the dimensions, the other arguments the patterns of their
+    traffics ("around", "pairs", "line", "spread"; none for a dimension that sends nothing). Each
+    entry has two tuples, with a number for each pattern across and along. The part that holds the
+    rank in the middle sends at least one of the entries, in all its numbers. If the result is
+    empty, no part can have this many members.
     """
     counts = {
         (
