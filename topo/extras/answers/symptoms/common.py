@@ -11,4 +11,5 @@ HANGS = (
     r"Watchdog caught collective operation timeout|Timeout at NCCL work"
     r"|watchdog got stuck for \d+ seconds|Heartbeat monitor timed out"
     r"|Timed out waiting \d+ ?ms for (?:send|recv) operation"
+    r"|WorkNCCL::checkTimeout|ProcessGroupNCCL::ncclCommWatchdog"
 )

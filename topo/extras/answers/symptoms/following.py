@@ -66,7 +66,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "run with NCCL_DEBUG=WARN and give the line of NCCL WARN; look at nvidia-smi for memory "
         "and other processes, and at CUDA_VISIBLE_DEVICES",
         "low",
-        f"{TORCH}113245",
+        f"{TORCH}130113",
     ),
     Symptom(
         "internal-error",

@@ -243,7 +243,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (
                     r"EADDRINUSE|[Aa]ddress already in use|failed to listen on any local network",
                     r"torchrun|torch\.distributed\.(?:run|launch)",
-                    r"ntasks-per-node[= ](?:[2-9]|\d\d)\b",
+                    r"ntasks-per-node[= ](?:[2-9]|\d\d)\b|srun: error: \S+: tasks \d+[-,]\d",
                 ),
             ),
             When(

@@ -63,12 +63,12 @@ SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "net-id",
         (When((r"Could not find NET with id \d+",)),),
-        "NCCL's search names a NIC that the rank's own view of its host does not have: a fault of "
-        "2.25 and 2.26 between hosts, or ranks of a host that see different NICs",
-        "use NCCL 2.27 or later, and see that all ranks of a host see the same NICs (containers, "
+        "NCCL's search found no path between the hosts, and its way out names a NIC that is not "
+        "there: in 2.25 and 2.26 since it has joined NICs (NIC fusion)",
+        "use NCCL 2.27 or later; see that all ranks of a host see the same NICs (containers, "
         "NCCL_IB_HCA)",
         "medium",
-        "https://github.com/NVIDIA-NeMo/Run/issues/266",
+        f"{NCCL}1748",
     ),
     Symptom(
         "duplicate-gpu",
