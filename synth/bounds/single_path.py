@@ -49,9 +49,9 @@ def find_bounds(
 ) -> Bounds:
     """Return the multipath and the single-path bound of a collective on the router's topology.
 
-    Each may use half of the allowed work and time. All GPUs that are no members are helpers.
-    `progress` is called with lines of text. Raise InfeasibleError if the topology does not connect
-    the members.
+    Each may use half of the work and time that `effort` allows (None: the usual limit of a plan).
+    All GPUs that are no members may relay, copy and add. `progress` is called with lines of text.
+    Raise InfeasibleError if the topology does not connect the members.
     """
     effort = effort if effort is not None else Effort()
     if isinstance(collective, Demands):

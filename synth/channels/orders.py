@@ -1,6 +1,8 @@
 """Loads of rings and chains on the hardware's routes, and the cheapest orders under link prices.
 
-An order is all ranks in the sequence of a ring, or of a chain that goes there and back.
+An order is all ranks in the sequence of a ring, or of a chain that goes there and back. A price is
+what a search lets an order pay for each unit of load on a link, so that the cheapest orders avoid
+links that others load (columns.py, rounding.py).
 """
 
 from collections import Counter

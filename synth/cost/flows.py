@@ -68,9 +68,10 @@ class Flows:
         self._note_change(links, now_us)
 
     def settle(self) -> list[tuple[float, int]]:
-        """Give messages the rates that they have since the last change.
+        """Give messages the rates that they have since the last change, at `changed_us`.
 
-        Return those that now end at another time than before, as (end in us, number).
+        Return those that now end at another time than before, as (end in us, number); `ends_us` has
+        these times too. It must not be called while `changed_us` is None.
         """
         assert self.changed_us is not None
         now_us, self.changed_us = self.changed_us, None
