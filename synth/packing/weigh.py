@@ -45,7 +45,8 @@ def count_uses(
 
     A row is one link, and its number is the index of its capacity. With `images` (as in Forest),
     the links that symmetries map to each other form one row, and a tree's uses are spread evenly
-    over it. Where switches add or copy, streams are counted instead of routes.
+    over it. Where switches add or copy, messages that go over a link as one stream
+    (cost/loads.py) count once there.
     """
     rows = LinkRows(topology, images)
     if not computes_in_network(topology):

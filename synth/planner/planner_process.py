@@ -1,7 +1,8 @@
 """Synthesize in a process of its own, so that a training script goes on at full speed meanwhile.
 
 Planning is mostly Python: a thread of the script's process would hold the interpreter's lock half
-of the time, and with it all ranks, which wait for this one.
+of the time, and with it all ranks, which wait for this one. The process runs this module, with the
+request as JSON on standard input and the plan, or an error, as JSON on standard output.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Assign ranks to the positions 0..n-1 of an abstract schedule.
 
-The search is hill climbing by swaps from a few starting orders. An order is judged by the exact
-cost of the schedule built for it. Every order that leaves two partners without a route is worse
-than every order in which all partners have one.
+Such a schedule says which positions send to each other, as in a tree or by recursive doubling; its
+rate depends on which ranks take them. The search is hill climbing by swaps from a few starting
+orders. An order is judged by the exact cost of the schedule built for it. Every order that leaves
+two partners without a route is worse than every order in which all partners have one.
 """
 
 import random
