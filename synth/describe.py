@@ -42,7 +42,7 @@ def describe_plan(plan: Plan, size: int) -> str:
     """Return the lines and the table of `print_plan` with lines before and after them.
 
     Those before are on link rates that are NCCL's or RCCL's own figures. Those after are what the
-    plan's sections say (`list_promised`), which switches the bound takes to add, and the root.
+    plan's sections say (`list_section_lines`), which switches the bound takes to add, and the root.
     `size` is the buffer's size in bytes to predict for.
     """
     from ..topo.pictures.cables import describe_rates
@@ -53,7 +53,7 @@ def describe_plan(plan: Plan, size: int) -> str:
     buffer = io.StringIO()
     print_plan(SafeConsole(file=buffer, width=WIDTH, color_system=None), plan, size)
     lines = [*describe_rates(plan.topology), *buffer.getvalue().splitlines()]
-    lines += list_promised(plan)
+    lines += list_section_lines(plan)
     if computes_in_network(plan.topology):
         lines.append(f"that bound assumes: {describe_assumption(plan.topology)}")
     root = plan.collective.root
@@ -62,7 +62,7 @@ def describe_plan(plan: Plan, size: int) -> str:
     return join_lines(lines)
 
 
-def list_promised(plan: Plan) -> list[str]:
+def list_section_lines(plan: Plan) -> list[str]:
     """Return what a plan's sections say of it, such as which order of additions it promises.
 
     Sections (section.py) are fields that extras, optional features, add to a plan.

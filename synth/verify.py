@@ -33,8 +33,9 @@ _SAFE = 1 << 62
 def verify(schedule: Schedule, topology: Topology, *, gpus_forward: bool = False) -> None:
     """Raise VerificationError unless `schedule` is well-formed and correct on `topology`.
 
-    Also raise it if the schedule overloads a link, or if a route passes through a GPU, unless
-    `gpus_forward`, as in NCCL.
+    Also raise it if a link carries more in a step than the duration that the schedule declares for
+    the step allows, or if a route passes through a GPU, unless `gpus_forward`, as in NCCL. Segments
+    do not matter.
     """
     _check_participants(schedule, topology)
     _check_form(schedule)
