@@ -367,7 +367,10 @@ class Plan:
         return found
 
     def use_spare(self, spare: Spare) -> Plan:
-        """Return the plan that one of its spares is, on the topology without the lost links."""
+        """Return the plan that one of its spares is, on the topology without the lost links.
+
+        Raise InputError if the plan has no spares.
+        """
         section = self.find_extension("spares")
         if section is None:
             raise InputError("the plan has no spares; synthesize one with spare='links'")

@@ -189,7 +189,7 @@ class OrderPacking(Packing[Column]):
         return solved
 
     def take(self, solved: Division) -> None:
-        """Store the rates and duals of the latest solution, unless it is no better."""
+        """Store the latest solution, but keep the former rates if its rates carry no more."""
         before = self.shares
         carried = before.sum()
         super().take(solved)

@@ -18,7 +18,7 @@ _BITS = (10, 33)
 
 
 def list_sizes(plan: Plan | None) -> list[int]:
-    """Return the sizes in bytes at which curves have points."""
+    """Return the sizes in bytes at which curves have points; `plan` is what is drawn, if any."""
     # With calibrated host costs each point is a simulation, so every other size is left out.
     calibrated = plan is not None and host_of(plan.topology) is not None
     return [1 << bits for bits in range(*_BITS, 2 if calibrated else 1)]
