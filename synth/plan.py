@@ -9,7 +9,8 @@ Extras, the optional features that extras.py at the root lists, add sections to 
 of the plan's file (section.py): for example spares, the plans for the loss of links. A section may
 promise what all schedules of the plan keep, such as one bracketing (which partial sums an addition
 forms, as in (0+1)+(2+3), and so the bits of the result). A runner is what carries out schedules at
-run time (runtime/runners).
+run time (runtime/runners). Chunks of a schedule may be cut into segments, equal parts that follow
+each other through the steps.
 
 A plan file is self-contained: it includes its topology, so that any reader can replay it. Every
 schedule, and the certificate of each bound, is verified before a plan is saved and again after one

@@ -4,7 +4,7 @@ It plays all transfers, counts how often each rank's contribution is in the valu
 ends with (0, 1, or 2 for "more than once"), and requires every member's contribution exactly once.
 Flags that are ORed, as in other checkers of the field, cannot see double counting. If a collective
 only copies, a rank either has a chunk or does not. Transfers are played a step at a time, as
-arrays.
+arrays. Members are the ranks that contribute or receive data, helpers others that relay or add.
 """
 
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ from ...topo.graph import Topology
 from ..ir.collective import Collective
 from ..machine.links import LinkArrays
 from ..machine.partitions import find_narrow_groups
-from ..machine.symmetry import colours
+from ..machine.symmetry import colours  # a number for the role of each device
 from .certificate import Bound, bound_of
 
 # The flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers.

@@ -6,7 +6,7 @@ from ...topo.graph import Device, Topology
 from ..cost.loads import computes_in_network
 from ..ir.collective import Collective
 from ..ir.demands import Demands
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from .certificate import Bound
 from .cuts import cut_bound
 from .demand_bounds import load_demand_bounds

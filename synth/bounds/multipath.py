@@ -23,7 +23,7 @@ from ...topo.routes import Router
 from ..cost.loads import computes_in_network, list_computing
 from ..ir.collective import Collective
 from ..machine.symmetry import shifts
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.steiner import MAX_TERMINALS
 from ..packing.generate import TreePacking, exact_prices
 from ..packing.paths import PathPacking

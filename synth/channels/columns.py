@@ -25,7 +25,7 @@ from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 from ..packing.division import TOLERANCE, Division
 from ..packing.packing import Packing
-from ..packing.survey import survey
+from ..packing.survey import survey  # what is known of a topology, cached
 from ..packing.weigh import find_share_load, round_shares
 from ..request import Request
 from .channels import RING, Order

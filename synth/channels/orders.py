@@ -16,7 +16,7 @@ import numpy as np
 from ..ir.collective import Collective
 from ..machine.routes import OwnRoutes
 from ..numeric.circuits import MAX_NODES, Circuit, cheapest_circuits, near_circuits, search_circuit
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.linear import Floats
 from .channels import CHAIN, RING, Order
 

@@ -30,7 +30,7 @@ from ..machine.routes import Metric, OwnRoutes
 from ..machine.symmetry import colours, group
 from ..packing.division import find_best_shares
 from ..packing.generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
-from ..packing.survey import survey
+from ..packing.survey import survey  # what is known of a topology, cached
 from ..packing.trees import Forest, RootedTree, root_tree, tree_depth
 from ..packing.weigh import (
     count_uses,

@@ -6,7 +6,7 @@ in which one recurs as often as it is used. The busiest link decides what a choi
 
 import numpy as np
 
-from .effort import Effort
+from .effort import Effort  # an allowance of work and time for searches
 from .linear import Floats, Ints
 
 # Weight, relative to the busiest link, and exponent of the power mean over all links: choices that

@@ -27,7 +27,7 @@ from ..ir.transfers import COPY, Transfers
 from ..machine.links import HOP_SHARE, Ints, LinkArrays
 from ..machine.routes import OwnRoutes
 from ..machine.symmetry import find_transitive_group
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from .level_paths import LevelPaths
 from .packing import SharePacking
 

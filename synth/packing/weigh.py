@@ -111,7 +111,8 @@ def round_shares(
 ) -> list[Fraction]:
     """Return fractions near the floats `shares`, with a sum of exactly 1 in each group.
 
-    Column j uses row i `uses[j][i]` times and belongs to `group[j]`; `capacity` is that of rows.
+    Column j, a tree or path, uses row i `uses[j][i]` times and belongs to `group[j]`; `capacity` is
+    that of rows.
     The fractions have a common denominator, the first of those tried at which the busiest row's
     load exceeds that of the floats by at most the fraction `good`, or else the best one tried.
     """

@@ -34,7 +34,7 @@ from ..forest.candidates import AT_BOUND
 from ..ir.addition_order import is_uniform
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
-from ..packing.survey import survey
+from ..packing.survey import survey  # what is known of a topology, cached
 from ..plan import Entry, Plan
 from ..request import Costed, Promise, Request, Strategy
 from ..section import PlanSection
@@ -213,9 +213,10 @@ class _Search:
 def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
     """Verify all candidates and return (schedule, cost) pairs, moved to the hardware's routes.
 
-    If switches add or copy data, the given routes are kept. Schedules that differ only in their
-    segments are verified and costed together, as their steps are the same. Those that send between
-    ranks without a route are omitted. Raise VerificationError if a candidate is wrong.
+    If switches add or copy data, the given routes are kept. Schedules that differ only in the
+    number of segments, into which their chunks are cut, are verified and costed together, as their
+    steps are the same. Those that send between ranks without a route are omitted. Raise
+    VerificationError if a candidate is wrong.
     """
     segments_of = group_by_key(
         (replace(schedule, segments=1), schedule.segments)

@@ -14,7 +14,7 @@ from itertools import combinations
 from ...topo.errors import InfeasibleError
 from ..cost.affine import cost
 from ..ir.schedule import Schedule
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..request import Request
 
 # Sizes for which strategies place ranks: latency dominates at the small one, bandwidth at the large
