@@ -1,5 +1,7 @@
-"""What can be added to a finished plan: extras add such additions to the group `additions`
-(extras.py at the root), by the name of the option that asks for one.
+"""What can be added to a finished plan, such as plans for the loss of each link.
+
+Extras, the optional features that extras.py at the root lists, add an `Addition` to its group
+`additions`, by the name of topo-synth's option that asks for it (--spare).
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 class Addition:
     """An addition: `add` returns the plan with it, `report` what topo-synth says of it.
 
-    `add` is given the plan, the seconds that it may take, and what is called with lines of
-    progress. `report` is given the plan and the size in bytes to report on, and returns fields of
-    the JSON, and what prints a section for people.
+    `add` is given the plan, the seconds that it may take, and a function to call with lines of
+    progress. `report` is given the plan that `add` returned and the size in bytes of the buffer to
+    report on. It returns fields of topo-synth's JSON, and a function that prints the same on a
+    console.
     """
 
     add: Callable[[Plan, float, Callable[[str], None]], Plan]

@@ -1,4 +1,8 @@
-"""Plans, schedules and bounds as text: the tables of topo-synth, and the texts of `describe()`."""
+"""Plans, schedules and bounds as text: the tables of topo-synth, and the texts of `describe()`.
+
+An entry of a plan is the schedule for a range of buffer sizes. If a collective is of a group, some
+of the machine's GPUs, helpers are other GPUs that relay, copy and add for it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,12 @@ _LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "a
 
 
 def describe_plan(plan: Plan, size: int) -> str:
-    """Return the table of `print_plan`, then the rates, promises and assumptions of the plan."""
+    """Return the lines and the table of `print_plan` with lines before and after them.
+
+    Those before are on link rates that are NCCL's or RCCL's own figures. Those after are what the
+    plan's sections say (`list_section_lines`), which switches the bound takes to add, and the root.
+    `size` is the buffer's size in bytes to predict for.
+    """
     from ..topo.pictures.cables import describe_rates
     from ..topo.pictures.console import SafeConsole
     from .bounds.in_network import describe_assumption
@@ -44,7 +53,7 @@ def describe_plan(plan: Plan, size: int) -> str:
     buffer = io.StringIO()
     print_plan(SafeConsole(file=buffer, width=WIDTH, color_system=None), plan, size)
     lines = [*describe_rates(plan.topology), *buffer.getvalue().splitlines()]
-    lines += list_promised(plan)
+    lines += list_section_lines(plan)
     if computes_in_network(plan.topology):
         lines.append(f"that bound assumes: {describe_assumption(plan.topology)}")
     root = plan.collective.root
@@ -53,13 +62,16 @@ def describe_plan(plan: Plan, size: int) -> str:
     return join_lines(lines)
 
 
-def list_promised(plan: Plan) -> list[str]:
-    """Return the lines on what a plan has of extras."""
+def list_section_lines(plan: Plan) -> list[str]:
+    """Return what a plan's sections say of it, such as which order of additions it promises.
+
+    Sections (section.py) are fields that extras, optional features, add to a plan.
+    """
     return [line for section in plan.extensions for line in section.list_lines(plan)]
 
 
 def limit_text(limit: Bound) -> str:
-    """Return a bound's algbw in GB/s as text without a unit: "42.67 (exactly 128/3)".
+    """Return a bound's algbw, buffer size by time, in GB/s without a unit: "42.67 (exactly 128/3)".
 
     The fraction is only added if it is short. A bound whose search was cut short says so instead:
     "115 (search cut short, so the true limit may be lower)".
@@ -163,7 +175,10 @@ def reach_at(plan: Plan, entry: Entry, size: int) -> tuple[int, float]:
 
 
 def print_plan(console: Console, plan: Plan, size: int) -> None:
-    """Print the bound, a row for each range of sizes, and the prediction for `size` bytes."""
+    """Print the bound, a row for each range of sizes, and the prediction for `size` bytes.
+
+    A terminal that is too narrow for all columns of the table gets fewer.
+    """
     from rich.markup import escape
 
     from ..topo.pictures.fit import print_table

@@ -1,4 +1,10 @@
-"""The faults after which calls went on, by the rows of topo-run's JSON or a run's events."""
+"""The faults after which calls went on, by the rows of topo-run's JSON or a run's events.
+
+A row is the JSON object of one fault, in the list `recoveries` of topo-run's JSON or in a line of
+the file that TOPOPLAN_LOG_FILE names (runtime/event_log.py). If its `kind` is "lost", `lost_links`
+lists the links by names such as "gpu0 - gpu1". Other kinds are of links that became slower or
+faster: `links` maps the name of each to the fraction that is left of its first rate.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +32,12 @@ def describe_fault(row: Mapping[str, Any]) -> str:
 
 
 def describe_worth(row: Mapping[str, Any]) -> str:
-    """Return what planning for slow links was worth, by a row of the JSON, as text."""
+    """Return what planning for slow links was worth, by a row about slow links, as text.
+
+    The row has the times in seconds of a call of `size_bytes`: `before_s` before the links became
+    slow (None: not known), `during_s` by the schedule that was in use, and `after_s` by the one
+    chosen since (None: no schedule was tried yet).
+    """
     if row["after_s"] is None:
         return "no schedule tried yet"
     before = "" if row["before_s"] is None else f"{row['before_s'] * 1e3:.4g} ms before, "

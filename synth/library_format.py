@@ -1,6 +1,7 @@
-"""Files that tune other libraries to a topology: what one is, and how extras add more.
+"""Files that tune other libraries, such as NCCL and MLX, to a topology: the contract of a format.
 
-They add them to the group `files` (extras.py at the root).
+Extras, the optional features that extras.py at the root lists, add formats to its group `files`.
+Stock is what the library does without such a file.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Export:
-    """A text in one of the formats, with `figures` for programs and `lines` for people.
+    """The `text` of a file in one of the formats, with `figures` for JSON and `lines` for people.
 
-    `reason` is why the text should not be used, since stock is as good or does not start; None if
-    it should. `bounds` are the collective's, to compare its rates with; None if the format has no
-    rates. `environment` has variables that the file needs. `beside` is the text of a second file,
-    and `beside_what` what it has; None if there is none.
+    `format` is the format's name. `reason` is why the text should not be used, and is not written:
+    stock is as good, or the library does not start on this machine; None if it should be used.
+    `bounds` are the collective's, to compare its rates with; None if the format has no rates.
+    `environment` has the environment variables that the file needs. `beside` is the text of a
+    second file, None if there is none, and `beside_what` says what that has.
     """
 
     format: str
@@ -46,10 +48,12 @@ class Export:
 class LibraryRequest:
     """A file that is wanted: the collective, the routes of the topology, and the effort to spend.
 
-    `version` is that of NCCL as the user gave it, such as "2.21"; None for the newest. The file is
-    for buffers of `size_bytes` in jobs of `hosts` hosts like the topology. With `guard` a file that
-    should not be used has a `reason`. `measured` are measurements for tuners, `beside_path` is
-    where a second file will be.
+    `effort` is the allowance of work and time for searches; `progress` is called with lines of
+    text. `version` is that of NCCL as the user gave it, such as "2.21"; None for the newest. The
+    file is for buffers of `size_bytes` in jobs of `hosts` hosts like the topology. With `guard` a
+    file that should not be used has a `reason`. `measured` are the arguments of --measured: what
+    NCCL was forced to use, and the file with its times. `beside_path` is where a second file will
+    be, None if there will be none.
     """
 
     collective: Collective
@@ -66,7 +70,7 @@ class LibraryRequest:
 
 @dataclass(frozen=True)
 class LibraryFormat:
-    """A format of an extra: `write` is called with what is wanted.
+    """A format of an extra: `write` is called with what is wanted, and returns the file.
 
     It raises InfeasibleError or InputError if the format cannot express it. `beside` is how the
     name of a second file goes on after that of the first one, "" if there is none. `options` are

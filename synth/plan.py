@@ -5,6 +5,13 @@ between two GPUs, as all data sent does. Times and gaps are of schedules on thos
 written before `bound_one_way` existed, `bound` serves as both, since it holds for single paths as
 well.
 
+Extras, the optional features that extras.py at the root lists, add sections to plans, each a field
+of the plan's file (section.py): for example spares, the plans for the loss of links. A section may
+promise what all schedules of the plan keep, such as one bracketing (which partial sums an addition
+forms, as in (0+1)+(2+3), and so the bits of the result). A runner is what carries out schedules at
+run time (runtime/runners). Chunks of a schedule may be cut into segments, equal parts that follow
+each other through the steps.
+
 A plan file is self-contained: it includes its topology, so that any reader can replay it. Every
 schedule, and the certificate of each bound, is verified before a plan is saved and again after one
 is loaded.
@@ -91,7 +98,7 @@ class Spare:
     """What a plan has for the case that the links `lost` are, by their devices' ids.
 
     Pairs of GPUs whose routes use such a link do not reach each other then. `entries`, bounds and
-    `extensions` are as a plan's; see Plan.find_spare.
+    `extensions` are those of a plan for what is left; see Plan.find_spare.
     """
 
     lost: tuple[Link, ...]
@@ -109,8 +116,8 @@ class Plan:
     gaps. `bound` holds for any use of the links, `bound_one_way` for schedules that take the
     hardware's route between two GPUs, as all data sent does. `alternatives` are other schedules
     that may win if sending costs the hosts more than the topology says: the runtime chooses among
-    all. `router` gives the routes on which its schedules are sent. `extensions` are what it has of
-    extras, in the order in which its file has them.
+    all. `router` gives the routes on which its schedules are sent. `extensions` are its sections,
+    which extras (optional features) add, in the order in which its file has them.
 
     If only some of the GPUs are members of the collective, `helpers` are the other ranks that may
     relay, copy and add for them, and `bound` and `bound_one_way` hold with their help. Two more
@@ -180,18 +187,18 @@ class Plan:
             object.__setattr__(self, "bound_with_helpers", self.bound_one_way)
 
     def find_extension(self, name: str) -> Any:
-        """Return what the plan has of an extra, by the name of its field in the file, or None."""
+        """Return the plan's section by the name of its field in the file, None if it has none."""
         return next((section for section in self.extensions if section.name == name), None)
 
     @property
     def bracketing(self) -> str | None:
-        """The bracketing in which all schedules of a reproducible plan add every element."""
+        """The bracketing in which all schedules add every element; None if they promise none."""
         section = self.find_extension("reproducible")
         return None if section is None else str(section.bracketing)
 
     @property
     def runner(self) -> str | None:
-        """The runner that alone carries out its schedules as promised; None: any does."""
+        """The name of the runner that alone keeps the plan's promise; None: any runner does."""
         return next((each.runner for each in self.extensions if each.runner is not None), None)
 
     @property
@@ -361,7 +368,10 @@ class Plan:
         return found
 
     def use_spare(self, spare: Spare) -> Plan:
-        """Return the plan that one of its spares is, on the topology without the lost links."""
+        """Return the plan that one of its spares is, on the topology without the lost links.
+
+        Raise InputError if the plan has no spares.
+        """
         section = self.find_extension("spares")
         if section is None:
             raise InputError("the plan has no spares; synthesize one with spare='links'")
@@ -465,7 +475,7 @@ class Plan:
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
-        """Verify the plan, with all that it has of extras, then write the complete file.
+        """Verify the plan with all of its sections, then write the complete file.
 
         Raise InputError if the file exists and `overwrite` is off; with `follow_links=False`, for
         cached plans, also if `path` is a symbolic link.
@@ -479,7 +489,7 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read and verify a plan file. Whoever uses a spare verifies it before.
 
-        What the file has of extras that are not here is left out, and a warning is logged.
+        Sections of extras that are not installed are left out, and a warning is logged.
 
         Raise InputError if there is no such file or it is not a plan, VerificationError if its
         schedules or bounds do not hold.
@@ -561,7 +571,11 @@ class Plan:
 def entries_to_json(
     entries: Sequence[Entry], schedules: dict[Schedule, int]
 ) -> list[dict[str, Any]]:
-    """Return entries as JSON, and number their schedules in the file."""
+    """Return entries as JSON, in which each names its schedule by its number in the file.
+
+    `schedules` maps the file's schedules, in one segment, to their numbers; those that are new are
+    added.
+    """
     return [
         {
             "min_bytes": entry.min_bytes,
@@ -577,7 +591,7 @@ def entries_to_json(
 def read_entries(
     rows: Sequence[EntryFields], schedules: Sequence[Schedule], where: str
 ) -> tuple[Entry, ...]:
-    """Return the entries of a file's rows, which name its schedules by number.
+    """Return the entries of a file's rows, which name its `schedules` by number.
 
     Raise VerificationError if there is no such schedule.
     """

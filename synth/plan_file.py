@@ -1,7 +1,9 @@
 """The declared fields of a plan's JSON.
 
 Chunks and transfers are rows, so that large plans stay short. The reader refuses undeclared fields:
-they would change the meaning of a plan. docs/files.md lists the fields reserved for later.
+they would change the meaning of a plan. docs/files.md lists the fields reserved for later. Extras,
+the optional features that extras.py at the root lists, declare more fields, the sections of plans
+(section.py), and files that hold several plans, such as one for each of several groups of GPUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,14 +104,18 @@ class PlanFile(Struct, forbid_unknown_fields=True):
 def find_format(head: bytes) -> str | None:
     """Return the format of plans that a file's first HEAD_BYTES name; None if it is no plan.
 
-    Formats of extras come first: their files may hold plans in this one.
+    It is FORMAT, or that of an extra's file with several plans. Those are looked for first, as such
+    a file may hold plans of format FORMAT.
     """
     known = (*Names(PLANS).list_all(), FORMAT)
     return next((name for name in known if f'"{name}"'.encode() in head), None)
 
 
 class PlanHead(Struct):
-    """The fields that identify the collective of a plan."""
+    """The fields that identify the collective of a plan; the rest of the file is not read.
+
+    No `members` means that all GPUs are.
+    """
 
     collective: Literal[CollectiveName, DemandName]
     ranks: Count

@@ -1,6 +1,7 @@
-"""What extras remark on a finished plan: each adds a function to the group `remarks`.
+"""What extras remark on a finished plan, such as what it gains over stock NCCL by a model.
 
-The group is in extras.py at the root. A remark's name is its field in topo-synth's JSON.
+Extras are the optional features that extras.py at the root lists; each adds a function to its group
+`remarks`. A remark's name is its field in topo-synth's JSON.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 A strategy takes a Request and returns candidate schedules, each with its steps' durations filled
 in; the caller costs, verifies and chooses. It raises InfeasibleError if it has no schedule for the
 collective or the topology.
+
+A chunk may be cut into segments, equal parts that follow each other through the steps (a pipeline).
+Which partial sums an addition over ranks forms, as in (0+1)+(2+3), is its bracketing; it determines
+the bits of the result. An `Effort` is an allowance of work and time for searches.
 """
 
 from __future__ import annotations
@@ -154,11 +158,13 @@ Costed = list[tuple[Schedule, "Cost"]]
 
 @dataclass(frozen=True)
 class Promise:
-    """What all schedules of a plan keep, as an extra adds it to the groups of such promises.
+    """What all schedules of a plan keep, such as one bracketing.
 
-    `strategy` makes schedules that can keep it. `choose`, given candidates, the router and the
-    hosts' costs (None: not known), returns the plan's section about it (synth/section.py) and the
-    best candidates that go together. It raises InfeasibleError if no candidate keeps it.
+    Extras, the optional features that extras.py at the root lists, add promises to its groups
+    `promises` and `constraints`. `strategy` makes schedules that can keep it. `choose`, given
+    candidates, the router and the hosts' costs (None: not known), returns the plan's section about
+    the promise (synth/section.py) and schedules that keep it together: the best candidates, or what
+    it makes of them. It raises InfeasibleError if there are none.
     """
 
     strategy: Strategy

@@ -1,6 +1,7 @@
 """Formats of files that hold one schedule of a plan, for other executors and simulators.
 
-Extras add them to the group `exports` (extras.py at the root).
+Extras, the optional features that extras.py at the root lists, and installed packages add them to
+the group `exports`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,10 +13,10 @@ from .plan import Entry, Plan
 
 @dataclass(frozen=True)
 class ScheduleFiles:
-    """A schedule in some format: `figures` for programs, `lines` for people.
+    """A schedule in some format: `figures` for JSON, `lines` to print for people.
 
-    `files` has the content by what follows the name that the user gives. `remark` follows the line
-    that describes the schedule.
+    `files` maps what is appended to the name that the user gives, "" or a suffix such as ".0.et",
+    to the content of that file. `remark` is appended to the line that describes the schedule.
     """
 
     files: Mapping[str, str | bytes]
@@ -37,8 +38,10 @@ class ScheduleFormat:
 
 
 def export_schedule(format: ScheduleFormat, plan: Plan, size_bytes: int) -> ScheduleFiles:
-    """Return the plan's schedule for buffers of `size_bytes` in a format, and what it is.
+    """Return the plan's schedule for buffers of `size_bytes` in a format.
 
+    The plan's figures of the schedule, such as its gap to the bound, are put before those that the
+    format returns, and a line that describes it before the format's lines. Nothing is written.
     Raise InfeasibleError if the format cannot express it.
     """
     entry = plan.entry_for(size_bytes)

@@ -1,7 +1,10 @@
-"""Sections: what plans have of extras, each a field of a plan's file.
+"""Sections of plans: what extras add to them, each a field of a plan's file.
 
-Extras add their kinds to the group `sections` (extras.py at the root), by the name of the field. A
-file with a section of an extra that is not here is read without it, and a warning says so.
+Extras, the optional features that extras.py at the root lists, add kinds of sections to its group
+`sections`, by the name of the field: "spares" (plans for the loss of links), "reproducible" (one
+bracketing of all additions), "concurrent" (limits on transfers at a time). A file with a section of
+an extra that is not installed is read without it, and a warning says so. A runner is what carries
+out a plan's schedules at run time (runtime/runners).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PlanSection(Protocol):
-    """What a plan has of an extra, equal and hashed by value.
+    """A section of a plan, equal and hashed by value.
 
     `name` is the field of the plan's file, `version` the lowest version of files that can have it.
     """
@@ -34,19 +37,29 @@ class PlanSection(Protocol):
 
     @property
     def runner(self) -> str | None:
-        """The runner that alone carries out the plan's schedules as promised; None: any does."""
+        """The name of the runner that alone keeps what is promised; None: any runner does."""
 
     def to_json(self, numbers: dict[Schedule, int]) -> Any:
-        """Return the field's content. `numbers` are the schedules' places in the file."""
+        """Return the field's content.
+
+        `numbers` maps the file's schedules to their places in it. Schedules that only the section
+        has are added, and so get into the file.
+        """
 
     def verify(self, plan: Plan) -> None:
-        """Raise VerificationError unless what it says of its plan holds."""
+        """Raise VerificationError unless what it says of its plan holds.
+
+        That is asked of plans that are read and before they are saved.
+        """
 
     def verify_rest(self, plan: Plan) -> None:
-        """Verify what users of a plan that was read verify themselves, before it is saved."""
+        """Verify, before the plan is saved, what `verify` leaves out as it takes long.
+
+        Whoever reads a plan verifies these parts before using them. Raise VerificationError.
+        """
 
     def find_waits_us(self, schedule: Schedule, topology: Topology) -> Fraction:
-        """Return how long a schedule waits, beyond its cost, for what is promised."""
+        """Return how many microseconds a schedule waits, beyond its cost, for what is promised."""
 
     def list_lines(self, plan: Plan) -> list[str]:
         """Return what a description of its plan says of it."""
@@ -59,7 +72,8 @@ class PlanSection(Protocol):
 class SectionKind:
     """A kind of sections: `fields` declares the field, and `read` makes a section of it.
 
-    `read` is also given the schedules of the file, and the file's name for errors.
+    `fields` is a Struct with the one field of the plan's file. `read` is given an instance of it,
+    the schedules of the file in their order, and the file's name for errors.
     """
 
     fields: type[Struct]
@@ -83,7 +97,11 @@ def list_missing(fields: Mapping[str, Any]) -> list[str]:
 def read_sections(
     fields: Mapping[str, Any], schedules: Sequence[Schedule], where: str
 ) -> tuple[PlanSection, ...]:
-    """Return the sections in the fields of a file, without those of extras that are not here."""
+    """Return the sections in the fields of a file, without those of extras that are not here.
+
+    `fields` are those of sections, by name, `schedules` all of the file in their order; `where`
+    names the file in errors. Raise InputError if a field is malformed.
+    """
     names = Names(SECTIONS)
     kinds: dict[str, SectionKind] = {
         name: names.find(name) for name in names.describe() if name in fields

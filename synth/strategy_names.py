@@ -1,4 +1,9 @@
-"""Names of strategies, known without importing them: their solvers take a second to import."""
+"""Names of strategies, known without importing them: their solvers take a second to import.
+
+Strategies are built in, of users (decorated in this process, or of an installed package), or of
+extras, the optional features that extras.py at the root lists. An extra adds strategies by name, or
+by a prefix: "file" for strategies "file:PATH".
+"""
 
 from __future__ import annotations
 
@@ -32,27 +37,34 @@ STRATEGY_NAMES = (
     "one-shot",
     "parameter-server",
 )
-# The strategies that `strategy` has registered in this process.
+# The strategies of users that the decorator `topoplan.strategy` has registered in this process.
 DECORATED: dict[str, Strategy] = {}
 
 
 def check_name(name: str) -> None:
     """Raise InputError unless `name` is auto, or a strategy: built-in, an extra's, or a user's."""
     # Built-in ones come first, since listing installed packages takes time.
-    if find_word(name) is None and name not in (AUTO, *STRATEGY_NAMES, *DECORATED):
+    if find_prefix(name) is None and name not in (AUTO, *STRATEGY_NAMES, *DECORATED):
         installed = [point.name for point in entry_points(group=GROUP)]
         if name not in installed:
             raise refuse_unknown(name, [*STRATEGY_NAMES, *installed, *DECORATED])
 
 
-def find_word(name: str) -> str | None:
-    """Return the word before a colon by which an extra adds strategies, None without one."""
-    word, colon, _ = name.partition(":")
-    return word if colon and word in Names(WORDS).list_all() else None
+def find_prefix(name: str) -> str | None:
+    """Return the prefix by which an extra adds strategies, "file" of "file:ring.xml".
+
+    None if the name has no colon, or what is before it is no extra's prefix. The extra need not be
+    installed.
+    """
+    prefix, colon, _ = name.partition(":")
+    return prefix if colon and prefix in Names(WORDS).list_all() else None
 
 
 def refuse_unknown(name: str, names: Iterable[str]) -> InputError:
-    """Return the error for a name that is not among those of strategies, or whose extra is gone."""
+    """Return the error for a name that is no strategy's, or whose extra is not installed.
+
+    `names` are those of all strategies; the error lists them and suggests the nearest.
+    """
     added = Names(STRATEGIES)
     if name in added.list_all():
         return InputError(f"strategy {name}: {added.explain_missing(name)}")

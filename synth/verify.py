@@ -4,7 +4,7 @@ It plays all transfers, counts how often each rank's contribution is in the valu
 ends with (0, 1, or 2 for "more than once"), and requires every member's contribution exactly once.
 Flags that are ORed, as in other checkers of the field, cannot see double counting. If a collective
 only copies, a rank either has a chunk or does not. Transfers are played a step at a time, as
-arrays.
+arrays. Members are the ranks that contribute or receive data, helpers others that relay or add.
 """
 
 from collections.abc import Iterator
@@ -33,8 +33,9 @@ _SAFE = 1 << 62
 def verify(schedule: Schedule, topology: Topology, *, gpus_forward: bool = False) -> None:
     """Raise VerificationError unless `schedule` is well-formed and correct on `topology`.
 
-    Also raise it if the schedule overloads a link, or if a route passes through a GPU, unless
-    `gpus_forward`, as in NCCL.
+    Also raise it if a link carries more in a step than the duration that the schedule declares for
+    the step allows, or if a route passes through a GPU, unless `gpus_forward`, as in NCCL. Segments
+    do not matter.
     """
     _check_participants(schedule, topology)
     _check_form(schedule)

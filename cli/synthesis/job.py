@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...synth.describe import limit_text, list_promised, print_plan, reach_at
+from ...synth.describe import limit_text, list_section_lines, print_plan, reach_at
 from ...synth.ir.collective import spell_ranks
 from ...synth.remark import list_remarks
 from ...synth.sizes import parse_size
@@ -480,7 +480,7 @@ def deliver(
             first(console)
         if plan is not None:
             print_plan(console, plan, job.size)
-            print_lines(console, *list_promised(plan))
+            print_lines(console, *list_section_lines(plan))
         print_lines(console, *job.lost_help_lines(), *job.switch_lines(), *job.root_lines())
         for section in then:
             section(console)

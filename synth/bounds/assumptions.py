@@ -1,7 +1,9 @@
 """What a bound assumes: the rates of links that its certificate uses and that no source states.
 
 A certificate, the proof of a bound, is a cut or prices on links. It depends on the rates of the
-links of its cut, or of those that have prices, and on no others.
+links of its cut, or of those that have prices, and on no others. A link's `source` says who states
+its rate, or that it is assumed. An assumed rate is a guess (`Link.is_guess`) if the true one may be
+higher as well as lower.
 """
 
 from __future__ import annotations
@@ -64,9 +66,10 @@ _latest: list[tuple[Mapping[str, Any], Topology, list[Link]]] = []
 
 
 def find_links(certificate: Mapping[str, Any], topology: Topology) -> list[Link]:
-    """Return the links that a bound's certificate depends on, one of each parallel pair.
+    """Return the links that a bound's certificate depends on: out of its cut, or with a price.
 
-    The latest result is cached by identity of the arguments.
+    Of parallel links between two devices one is listed. The latest result is cached by identity of
+    the arguments.
     """
     for known, machine, links in _latest:
         if known is certificate and machine is topology:
@@ -108,7 +111,7 @@ def list_assumptions(bound: Certified, topology: Topology) -> tuple[Assumption, 
     """Return what a bound on a topology assumes without a source, each once.
 
     That is the rates that it depends on, and that GPUs have no other NVLinks than the topology's,
-    if a note says that its file leaves them out.
+    if one of the topology's notes says that its file leaves them out.
     """
     left_out = next((note for note in topology.notes if note.kind in _LEFT_OUT), None)
     missing = () if left_out is None else (Assumption(_NO_NVLINKS, str(left_out), True),)

@@ -94,6 +94,7 @@ from .prices import (
     route_tree_price,
 )
 
+# The price of each directed link, by the ids of source and target.
 Prices = dict[tuple[str, str], Fraction]
 
 
@@ -237,8 +238,7 @@ def bound_of(
 ) -> Bound:
     """Return the bound that a certificate of a kind proves.
 
-    With a `router`, it is for schedules on its routes alone. Raise VerificationError if it proves
-    none.
+    With a `router`, it is for schedules on its routes alone. Errors are those of `proved_s_per_GB`.
     """
     return Bound(
         proved_s_per_GB(kind, certificate, collective, topology, router), kind, certificate
@@ -255,7 +255,7 @@ def proved_s_per_GB(
     """Return the lower bound, in seconds per GB of buffer, that a certificate of a kind proves.
 
     With a `router`, it is for schedules on its routes alone. Raise VerificationError if it proves
-    none.
+    none, KeyError, TypeError or ValueError if it is malformed.
     """
     if kind.startswith(SINGLE_PATH) and router is None:
         raise VerificationError(
@@ -305,7 +305,10 @@ def proved_s_per_GB(
 
 
 def keep_crossed(router: Router) -> Topology:
-    """Return the router's topology with only the links that routes between GPUs cross."""
+    """Return the router's topology with only the links that routes between GPUs cross.
+
+    Raise TimeLimitError if the running command's time ends meanwhile.
+    """
     topology, ranks = router.topology, range(len(router.topology.ranks))
     pairs = pace(product(ranks, ranks), "tracing routes")
     routes = (router.route(a, b) for a, b in pairs)
@@ -319,8 +322,10 @@ def join_helpers(
 ) -> tuple[Collective, Topology]:
     """Return the collective and machine in which each device in `gpu_of` is one with its GPU.
 
-    Devices may be helpers, GPUs that are no members; those that are joined drop out of the ranks.
-    Raise VerificationError if another GPU is to be joined.
+    `gpu_of` maps ids of switches, or of helpers (GPUs that are no members), to ids of GPUs that
+    stay. Links of a joined device become its GPU's. Joined helpers are ranks no more: the GPUs that
+    stay are numbered anew, without gaps, and so are the collective's members and root. Raise
+    VerificationError if a member is to be joined with another GPU, or an id is wrong.
     """
     helpers = set(topology.ranks) - {topology.ranks[member] for member in collective.members}
     joined = join_devices(topology, gpu_of, helpers)
@@ -333,8 +338,9 @@ def join_devices(
 ) -> Topology:
     """Return the machine in which each device in `gpu_of` is one with the GPU named there.
 
-    The links between a device and its GPU are removed. Of GPUs, only `helpers` may be joined with
-    others; raise VerificationError if `gpu_of` is wrong.
+    `gpu_of` maps ids of devices to ids of GPUs. The devices are removed, with the links between
+    each and its GPU; their other links become the GPU's. Of GPUs, only `helpers` (ids) may be
+    joined with others. Raise VerificationError if `gpu_of` is wrong.
     """
     for device, gpu in gpu_of.items():
         if device not in topology.by_id or gpu not in topology.ranks or gpu in gpu_of:

@@ -1,7 +1,8 @@
 """Find the narrowest cuts that a collective's data must cross.
 
-A cut divides the devices of a topology in two. The searches compute maximum flows on integers
-(OR-tools).
+A cut divides the devices of a topology in two. It bounds the time from below: the share of the
+buffer that must cross it, over the bandwidth of the links that do. The narrowest cut is the one
+with the longest time. The searches compute maximum flows on integers (OR-tools).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from ...topo.graph import Topology
 from ..ir.collective import Collective
 from ..machine.links import LinkArrays
 from ..machine.partitions import find_narrow_groups
-from ..machine.symmetry import colours
+from ..machine.symmetry import colours  # a number for the role of each device
 from .certificate import Bound, bound_of
 
 # The flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers.
@@ -35,9 +36,11 @@ _CUT_RANKS = 256
 
 
 def cut_bound(collective: Collective, topology: Topology) -> Bound:
-    """Return the best bound on a collective that the known kinds of cuts prove.
+    """Return the bound of the narrowest cut found, the one that proves the longest time.
 
-    There must be at least two ranks.
+    There must be at least two ranks. Demands have no such cuts. Raise InfeasibleError if bandwidths
+    have no common unit small enough for flows in 64-bit integers, TimeLimitError if the running
+    command's time ends.
     """
     return _CUTS[collective.name](collective, topology)
 
@@ -45,7 +48,8 @@ def cut_bound(collective: Collective, topology: Topology) -> Bound:
 def bound_of_cut(inside: Iterable[str], collective: Collective, topology: Topology) -> Bound:
     """Return the bound that a cut proves; `inside` are the ids of the devices on one side.
 
-    Data must cross from these devices to the others.
+    Data must cross from these devices to the others. Raise VerificationError if it must and no link
+    leads out of them.
     """
     members = set(inside)
     listed = [d.id for d in topology.devices if d.id in members]

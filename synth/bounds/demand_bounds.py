@@ -1,4 +1,8 @@
-"""The bounds of demands (synth/ir/demands.py), which an extra proves; the core checks them."""
+"""The bounds of demands, which an extra proves; the core checks them.
+
+Demands (synth/ir/demands.py) are pieces of data that some ranks hold and others need. Extras are
+the optional features that extras.py at the root lists; one adds a module to its group `bounds`.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,10 @@ class DemandBounds(Protocol):
         progress: Callable[[str], None] | None = None,
         /,
     ) -> Bounds:
-        """Return the multipath and the single-path bound.
+        """Return the multipath and the single-path bound on the router's topology.
 
-        Raise InfeasibleError if a piece cannot reach its receivers.
+        `effort` limits the search; `progress` is called with lines of text. Raise InfeasibleError
+        if a piece cannot reach its receivers.
         """
 
     def find_multipath_bound(
@@ -36,6 +41,6 @@ class DemandBounds(Protocol):
 
 
 def load_demand_bounds() -> DemandBounds:
-    """Return what proves the bounds of demands; raise InputError if no extra here does."""
+    """Return the module that proves the bounds of demands; raise InputError if no extra has it."""
     found: DemandBounds = Names(BOUNDS).find("demands")
     return found

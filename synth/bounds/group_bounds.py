@@ -2,6 +2,7 @@
 
 Members are the GPUs that make the call, helpers others that relay, copy and add for them. The
 multipath bound is for any use of the links, the single-path bound for the hardware's routes alone.
+An `Effort` is an allowance of work and time for searches.
 """
 
 from __future__ import annotations
@@ -59,14 +60,18 @@ class SubMachine:
         return cls(collective.among(kept), router.on(machine), kept)
 
     def find_bounds(self, effort: Effort, progress: Callable[[str], None] | None = None) -> Bounds:
-        """Return the bounds of the collective on this machine, within `effort`."""
+        """Return the bounds of the collective on this machine, all of whose GPUs may help.
+
+        The search takes a part of `effort`. `progress` is called with lines of text. Raise
+        InfeasibleError if the links do not connect the members.
+        """
         granted = effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
         return find_bounds(self.collective, self.router, granted, progress)
 
     def lift(self, schedules: Iterable[Schedule], whole: Collective) -> list[Schedule]:
         """Return schedules of this machine with their ranks numbered as on the whole machine.
 
-        `whole` is the collective there.
+        `whole` is the collective there. Ranks that are no members of it become helpers.
         """
         bases: dict[Schedule, Schedule] = {}
         out = []

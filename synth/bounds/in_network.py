@@ -6,7 +6,7 @@ from ...topo.graph import Device, Topology
 from ..cost.loads import computes_in_network
 from ..ir.collective import Collective
 from ..ir.demands import Demands
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from .certificate import Bound
 from .cuts import cut_bound
 from .demand_bounds import load_demand_bounds
@@ -46,8 +46,10 @@ def bound_in_network(
 ) -> Bound | None:
     """Return the bound if every switch that could add did; None if there is no such switch.
 
-    `limit` is the bound of the topology without this assumption. With `by_cut` only the narrowest
-    cut is sought: it takes a hundredth of a plan's time, and the bound may be looser.
+    `limit` is the bound of the topology without this assumption, and returned where adding and
+    copying switches change nothing. `effort` limits the search; None is the usual limit of a plan.
+    With `by_cut` only the narrowest cut is sought: it takes a hundredth of a plan's time, and the
+    bound may be looser.
     """
     if not list_possible(topology):
         return None

@@ -1,8 +1,10 @@
 """Lower bounds on the time of a collective on a topology, each with a certificate as its proof.
 
-Cuts are found by maximum flows on integers (OR-tools), prices by linear programs (HiGHS through
-SciPy) whose duals are rounded to fractions. The value of a bound is what its certificate proves
-exactly, however imprecise the floats were.
+They hold for any use of the links: data between two GPUs may be divided over several paths. A
+certificate is a cut, or prices on links (certificate.py). Cuts are found by maximum flows on
+integers (OR-tools), prices by linear programs (HiGHS through SciPy) whose duals are rounded to
+fractions. The value of a bound is what its certificate proves exactly, however imprecise the floats
+were.
 """
 
 from collections import defaultdict
@@ -21,7 +23,7 @@ from ...topo.routes import Router
 from ..cost.loads import computes_in_network, list_computing
 from ..ir.collective import Collective
 from ..machine.symmetry import shifts
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.steiner import MAX_TERMINALS
 from ..packing.generate import TreePacking, exact_prices
 from ..packing.paths import PathPacking
@@ -55,7 +57,8 @@ _LISTED = 8
 def check_connected(collective: Collective, topology: Topology) -> None:
     """Raise InfeasibleError unless data can reach all ranks that must have it.
 
-    The error names the GPUs that are cut off.
+    The error names the GPUs that are cut off. Raise TimeLimitError if the running command's time
+    ends meanwhile.
     """
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(topology.by_id)
@@ -94,10 +97,11 @@ def bound(
 ) -> Bound:
     """Return the multipath bound: the greatest lower bound on time found within `effort`.
 
-    There must be at least two ranks. `effort` defaults to the usual limit of a plan; `progress` is
-    called with lines of text. `by_link=False` is a quick form for allreduce: links that play the
-    same role in the machine then have one price. The bound says whether the clock stopped a search
-    for it. Raise InfeasibleError if the topology is not connected.
+    There must be at least two ranks. GPUs that are no members may relay, copy and add. `effort`
+    defaults to the usual limit of a plan; `progress` is called with lines of text. `by_link=False`
+    is a quick form for allreduce: links that play the same role in the machine then have one price.
+    The bound's `is_cut_short` says whether the clock stopped a search for it. Raise InfeasibleError
+    if the topology is not connected.
     """
     effort = (effort if effort is not None else Effort()).watch()
     bounds: list[Bound] = []
@@ -239,7 +243,10 @@ def _separate(
 
 
 def find_nearest_gpu(device: str, topology: Topology) -> str:
-    """Return the GPU that is the fewest links away from a device, the lowest rank of equals."""
+    """Return the GPU that is the fewest links away from a device, the lowest rank of equals.
+
+    Devices and GPUs are ids. If links lead from the device to no GPU, it is that of rank 0.
+    """
     layer, reached = {device}, {device}
     while layer:
         if gpus := layer.intersection(topology.ranks):

@@ -1,5 +1,7 @@
 """Compute distances and spanning trees under link prices, to check certificates of bounds.
 
+A price on a link is a weight by which a certificate counts data that crosses the link.
+
 Paths may be any paths through the topology, or only the routes that the hardware takes
 (topo/routes.py). In the second case the distance between two GPUs is the price of the links on
 their route, even if another path is cheaper; GPUs without a route have no distance. All prices are
@@ -17,7 +19,9 @@ from ...topo.errors import VerificationError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 
+# The price of each directed link, by the ids of source and target.
 WholePrices = Mapping[tuple[str, str], int]
+# The price of getting from one GPU to another, by the ids of source and target.
 Distances = dict[str, dict[str, int]]
 # The price of the link from each device to each other one, by their ids.
 _Links = dict[str, dict[str, int]]

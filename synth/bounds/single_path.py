@@ -1,11 +1,12 @@
 """The bound on schedules on the hardware's routes: each ordered pair of GPUs has a single path.
 
-Assumed: data is relayed, combined and copied at GPUs only; switches neither add nor copy. Any GPU
-may relay data that it has received, whatever the route of the pair. If a switch computes what the
-collective needs (cost/loads.py), the two bounds are the same. They are also the same,
-though not proved to be the best, on machines of more than SINGLE_PATH_RANKS GPUs, and for trees
-whose direction counts (all but allreduce on links as wide in both directions, alltoall, gather and
-scatter) of more than SINGLE_PATH_ROOTS. Every multipath bound holds for single paths.
+It is proved by a cut, or by prices on links (certificate.py). Assumed: data is relayed, combined
+and copied at GPUs only; switches neither add nor copy. Any GPU may relay data that it has received,
+whatever the route of the pair. If a switch computes what the collective needs (cost/loads.py), the
+two bounds are the same. They are also the same, though not proved to be the best, on machines of
+more than SINGLE_PATH_RANKS GPUs, and for trees whose direction counts (all but allreduce on links
+as wide in both directions, alltoall, gather and scatter) of more than SINGLE_PATH_ROOTS. Every
+multipath bound holds for single paths.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from ..cost.loads import computes_in_network
 from ..ir.collective import Collective
 from ..ir.demands import Demands
 from ..machine.routes import OwnRoutes
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.steiner import MAX_TERMINALS
 from ..packing.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from .certificate import Bound, Bounds, bound_of, keep_crossed
@@ -49,9 +50,9 @@ def find_bounds(
 ) -> Bounds:
     """Return the multipath and the single-path bound of a collective on the router's topology.
 
-    Each may use half of the allowed work and time. All GPUs that are no members are helpers.
-    `progress` is called with lines of text. Raise InfeasibleError if the topology does not connect
-    the members.
+    Each may use half of the work and time that `effort` allows (None: the usual limit of a plan).
+    All GPUs that are no members may relay, copy and add. `progress` is called with lines of text.
+    Raise InfeasibleError if the topology does not connect the members.
     """
     effort = effort if effort is not None else Effort()
     if isinstance(collective, Demands):

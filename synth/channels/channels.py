@@ -1,6 +1,7 @@
 """Sets of channels, the schedules built from them, and the rate that each set reaches.
 
-A channel is an order of all ranks, as a ring or a chain, with its part of the buffer.
+A channel is an order of all ranks, as a ring or a chain, with its part of the buffer. A `Request`
+says what is planned: a collective on a topology, with the hardware's routes.
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,9 @@ class Channels:
 
     An order that is listed several times gets one share per occurrence.
 
-    A ring sends every rank's part around, each rank to the next (allgather, reduce-scatter, and
-    both in sequence for allreduce). A chain, for allreduce only, adds up from its last rank to its
+    `shape` is RING or CHAIN. A ring sends every rank's part, one n-th of the channel's share for n
+    ranks, around, each rank to the next (allgather, reduce-scatter, and both in sequence for
+    allreduce). A chain, for allreduce only, adds up from its last rank to its
     first, the root, and sends the sum back along the same path: what NCCL calls a tree inside a
     node.
 

@@ -6,7 +6,8 @@ orders under these prices become the next columns, until no order costs less tha
 also prove a bound: no set of orders carries more than the priced capacity divided by the lowest
 price of an order.
 
-Rates are algbw, the size of the collective's buffer by time.
+Rates are algbw, the size of the collective's buffer by time. A request is a collective on a
+topology, with an `Effort`, an allowance of work and time for searches.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 from ..packing.division import TOLERANCE, Division
 from ..packing.packing import Packing
-from ..packing.survey import survey
+from ..packing.survey import survey  # what is known of a topology, cached
 from ..packing.weigh import find_share_load, round_shares
 from ..request import Request
 from .channels import RING, Order
@@ -46,6 +47,7 @@ _GOOD = Fraction(1, 10**10)
 _MAX_UNITS = 64
 # Seconds of an idle core for each unit.
 _WHOLE_WORK_S = 0.5
+# The shape of an order, RING or CHAIN, and the order.
 Column = tuple[str, Order]
 
 
@@ -54,9 +56,10 @@ def pack_orders(
 ) -> OrderPacking:
     """Return the best rings or chains found within the request's effort, with their rates.
 
-    `shapes` are RING, CHAIN or both; `orders` may be passed if it exists already. Raise
-    InfeasibleError if no ring (or chain) exists, if none was found within that effort, or if there
-    are more ranks than the search supports.
+    They are in the result's `columns`, their rates in `shares`. `shapes` are RING, CHAIN or both;
+    `orders`, the loads of orders on the request's machine, may be passed if it exists already.
+    Raise InfeasibleError if no ring (or chain) exists, if none was found within that effort, or if
+    there are more ranks than the search supports.
     """
     if request.collective.ranks > _MAX_RANKS:
         raise InfeasibleError(
@@ -186,7 +189,7 @@ class OrderPacking(Packing[Column]):
         return solved
 
     def take(self, solved: Division) -> None:
-        """Store the rates and duals of the latest solution, unless it is no better."""
+        """Store the latest solution, but keep the former rates if its rates carry no more."""
         before = self.shares
         carried = before.sum()
         super().take(solved)

@@ -1,6 +1,8 @@
 """Loads of rings and chains on the hardware's routes, and the cheapest orders under link prices.
 
-An order is all ranks in the sequence of a ring, or of a chain that goes there and back.
+An order is all ranks in the sequence of a ring, or of a chain that goes there and back. A price is
+what a search lets an order pay for each unit of load on a link, so that the cheapest orders avoid
+links that others load (columns.py, rounding.py).
 """
 
 from collections import Counter
@@ -14,7 +16,7 @@ import numpy as np
 from ..ir.collective import Collective
 from ..machine.routes import OwnRoutes
 from ..numeric.circuits import MAX_NODES, Circuit, cheapest_circuits, near_circuits, search_circuit
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.linear import Floats
 from .channels import CHAIN, RING, Order
 

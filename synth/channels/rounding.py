@@ -11,7 +11,7 @@ so few ranks that these can be listed; else as K circuits at once where these ar
 of known orders.
 
 A channel is an order of all ranks, as a ring or a chain; equal channels carry equal parts of the
-buffer.
+buffer. A request is a collective on a topology, with an allowance of work for searches.
 """
 
 from bisect import bisect_left
@@ -93,7 +93,9 @@ def find_channels(
 class Rounding:
     """A search for equal channels among the known orders of a machine.
 
-    `listed` are the orders, numbered; those found meanwhile are added.
+    `packed` is the solved linear program of rates, with orders of one shape. `listed` are the
+    orders, numbered by their places; those found meanwhile are added. `loads` has a row for each:
+    how many seconds it keeps each link busy for each GB of buffer that it carries.
     """
 
     def __init__(self, orders: Orders, packed: OrderPacking, effort: Effort) -> None:

@@ -2,10 +2,13 @@
 
 Time is affine in the buffer's size L: T(L) = alpha + beta L. A step takes the greatest latency
 among its routes plus the time of its most loaded link (SCCL, section 3: S alpha + (R/C) L beta), or
-more where its messages hold each other up (sharing.py). A pipelined schedule is cut into segments,
-which do the steps one tick after another, and is costed tick by tick: the loads of all steps of a
-tick add up. Plans are chosen by that; what is predicted may be a few percent less, where the
-message that takes longest is not that of the greatest latency (Ticks).
+more where its messages hold each other up (sharing.py). Chunks may be cut into m segments, equal
+parts that follow each other through the steps. In a pipeline, segment j does step s at tick s + j,
+so the loads of all steps of a tick add up, and the cost is summed over ticks. In a `stepwise`
+schedule steps do not overlap: segment j does step s at tick s m + j.
+
+Plans are chosen by the affine cost. What is predicted (`Cost.time_s`) may be a few percent less,
+where the message that takes longest is not that of the greatest latency (Ticks).
 """
 
 from collections import Counter
@@ -33,9 +36,9 @@ ROUNDED = 1e-6
 class Ticks:
     """The ticks of a schedule in a number of segments, and how much earlier they end than assumed.
 
-    Each ends when the last of its messages is there, which may be before its greatest latency and
-    its longest time have both passed. They are computed when they are first asked for: planning
-    compares schedules by the affine cost.
+    `sharing` has the messages of the schedule's steps. A tick ends when the last of its messages is
+    there, which may be before its greatest latency and its longest time have both passed. This is
+    computed when it is first asked for: planning compares schedules by the affine cost.
     """
 
     def __init__(self, schedule: Schedule, segments: int, sharing: Sharing) -> None:
@@ -181,7 +184,8 @@ def costs_between_gpus(
 ) -> list[Cost]:
     """Return a schedule's cost for each number of segments, with NCCL's own time for each tick.
 
-    That time is 0 for abstract graphs and calibrated topologies.
+    That time (`step_us`) is 0 for graphs that are no real machine, and for topologies with host
+    costs that calibration measured, which include it.
     """
     each_us = step_us(topology)
     return [

@@ -46,7 +46,10 @@ class Flows:
         self._used = [0.0] * links
 
     def begin(self, number: int, links: tuple[int, ...], size_bytes: float, now_us: float) -> None:
-        """Let message `number`, of `size_bytes`, begin now; it crosses `links` (at least one)."""
+        """Let message `number`, of `size_bytes`, begin now; it crosses `links` (at least one).
+
+        Its end is not known before `settle` is called, and `changed_us` is now.
+        """
         if self._burst_bytes:
             size_bytes -= self._take_burst(links, size_bytes, now_us)
         self._crossed[number] = links
@@ -58,7 +61,7 @@ class Flows:
         self._note_change(links, now_us)
 
     def end(self, number: int, now_us: float) -> None:
-        """Remove message `number`, which has left now."""
+        """Remove message `number`, which has left now; `changed_us` is now."""
         links, rate = self._crossed.pop(number), self._rates.pop(number)
         del self._left_bytes[number], self._known_us[number], self.ends_us[number]
         for link in links:
@@ -68,9 +71,10 @@ class Flows:
         self._note_change(links, now_us)
 
     def settle(self) -> list[tuple[float, int]]:
-        """Give messages the rates that they have since the last change.
+        """Give messages the rates that they have since the last change, at `changed_us`.
 
-        Return those that now end at another time than before, as (end in us, number).
+        Return those that now end at another time than before, as (end in us, number); `ends_us` has
+        these times too. It must not be called while `changed_us` is None.
         """
         assert self.changed_us is not None
         now_us, self.changed_us = self.changed_us, None

@@ -68,7 +68,7 @@ class HostCosts:
         """Read the object that `to_json` returns; `where` names it in errors.
 
         Missing fields have defaults, unknown ones are ignored. Raise InputError if it is malformed,
-        or has a slip of a field.
+        or an unknown field looks like a misspelled one.
         """
         if isinstance(data, dict):
             check_slips(data, frozenset(each.name for each in fields(cls)), where)
@@ -126,7 +126,8 @@ def runs_over_nccl(topology: Topology) -> bool:
 def step_us(topology: Topology) -> Fraction:
     """Return the microseconds that NCCL adds to each step, beyond the latencies of links.
 
-    The result is 0 for abstract graphs, and for calibrated topologies, whose host costs include it.
+    The result is 0 for graphs that are no real machine (see `runs_over_nccl`), and for calibrated
+    topologies, whose host costs include it.
     """
     return NCCL_STEP_us if FIELD not in topology.extra and runs_over_nccl(topology) else Fraction(0)
 

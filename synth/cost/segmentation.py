@@ -1,9 +1,12 @@
 """Divide schedules into segments, and find the fastest division for a size and the hosts' costs.
 
-Segments are parts of each chunk that go through the steps one after the other. A base is a schedule
-in a single segment. Every base is also tried stepwise, so that a rank forwards the first part of a
-step while the rest is still arriving. If single steps load the links unevenly but all steps
-together load them evenly, the base is also tried as a pipeline, whose steps overlap.
+Segments are m equal parts of each chunk that go through the steps one after the other. A base is a
+schedule in a single segment. Every base is also tried stepwise, so that a rank forwards the first
+part of a step while the rest is still arriving. If single steps load the links unevenly but all
+steps together load them evenly, the base is also tried as a pipeline, whose steps overlap.
+
+A tick is the time slot of a step of one segment: segment j does step s at tick s + j in a pipeline,
+at tick s m + j in a stepwise schedule.
 """
 
 from collections import defaultdict
@@ -68,7 +71,11 @@ def reroute(schedule: Schedule, router: Router) -> Schedule:
 
 
 def list_omitted(schedule: Schedule, router: Router) -> list[tuple[int, int]]:
-    """Return the pairs of ranks that a schedule sends between, but that the router leaves out."""
+    """Return the pairs of ranks that a schedule sends between, but that the router leaves out.
+
+    Only routers with `omits_pairs`, such as after the loss of a link, leave pairs out: these have
+    no route though a path joins them. With others the list is empty.
+    """
     if not router.omits_pairs:
         return []
     return sorted(

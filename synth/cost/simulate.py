@@ -2,11 +2,15 @@
 
 The simulation covers senders, links, receivers, and the cores that ranks share. The affine cost
 (affine.py) adds up latencies and bytes, tick by tick. This module plays the messages as the runtime
-sends them: one for each tick and pair of ranks, sent as soon as its own pieces have arrived (or, in
-batches, once all messages of earlier ticks have). Messages of a pair of ranks go one after the
+sends them: one for each tick and pair of ranks, sent as soon as what it forwards has arrived (or,
+in batches, once all messages of earlier ticks have). Messages of a pair of ranks go one after the
 other, those of several pairs share links equally (flows.py), and the ranks of a host compete for
 its cores. Only the first segments of a long pipeline are played; the rest is assumed to continue at
 the pace reached by then.
+
+A schedule may cut each chunk into m segments, equal parts that follow each other through its steps.
+A tick is the time slot of a step of one segment: segment j does step s at tick s + j (a pipeline),
+or, if the schedule is `stepwise`, at tick s m + j, so that steps do not overlap (`Schedule.tick`).
 """
 
 import heapq
@@ -32,7 +36,8 @@ _PLAYED_SEGMENTS = 16
 # The pace of the rest is that of the last segments played: by then the pipeline is full.
 _PACE_SEGMENTS = 4
 
-# A message's tick, sender and receiver, and the times in us at which it was posted and noticed.
+# A message's tick, sending and receiving rank, and the times in us after the call began at which it
+# was posted by the sender and noticed by the receiver.
 MessageTime = tuple[int, int, int, float, float]
 
 # Kinds of events. The first concerns a rank: its call begins. The others concern a message: its
@@ -146,10 +151,16 @@ def predict_us(
     *,
     batched: bool = False,
 ) -> float | None:
-    """Return the predicted microseconds of a schedule at a size; None if it has too many messages.
+    """Return the predicted microseconds of a call; None if the schedule has too many messages.
 
-    `batched`: all messages of a tick are posted at once and awaited before the next tick, as over
-    NCCL.
+    The call begins on all ranks at once, and ends when the last rank is done. The buffer has
+    `size_bytes`. Messages cross the links of `topology`; without one, all ranks share a host and
+    send through its memory. `host` has the costs of sending on the hosts. With `batched`, all
+    messages of a tick are posted at once and awaited before the next tick, as over NCCL.
+
+    The prediction is never below the time in which the busiest link carries its load, at the
+    fraction `host.wire` of its bandwidth. More than MAX_GROUPS messages, counted before chunks are
+    cut into segments, are too many.
     """
     shape = shape_of(schedule.uncut, topology)
     if shape is None:
@@ -174,7 +185,8 @@ def simulate_messages(
 ) -> list[MessageTime] | None:
     """Return the simulated times of all messages at a size; None if there are too many of them.
 
-    `host` has the hosts' costs of messages. Long pipelines are simulated to their end.
+    Arguments and limit are those of `predict_us`, without batches. Long pipelines are simulated to
+    their end.
     """
     shape, m, times = shape_of(schedule.uncut, topology), schedule.segments, list[MessageTime]()
     if shape is None:

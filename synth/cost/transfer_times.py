@@ -1,6 +1,8 @@
 """Predict when each transfer of a schedule begins and ends, segment by segment.
 
-A segment is a part of a chunk, a tick the step at which it moves. This uses the plan's own cost
+A segment is one of m equal parts of each chunk, which follow each other through the steps. A tick
+is the time slot of a step of one segment: segment j does step s at tick s + j, or, if the schedule
+is `stepwise` (steps do not overlap), at tick s m + j. Times are predicted by the plan's own cost
 model. Without host costs it is the affine cost: ticks follow each other; within a tick a transfer
 takes its route's latency plus the time of its message, which shares links with others (sharing.py).
 With host costs the messages are simulated (simulate.py), and the transfers of a message follow each
@@ -31,7 +33,10 @@ MAX_TIMES = 400_000
 
 @dataclass(frozen=True, kw_only=True)
 class TransferTime(Transfer):
-    """One segment of a transfer, with its tick, its size in bytes, and when it begins and ends."""
+    """One segment of a transfer, with its tick, its size in bytes, and when it begins and ends.
+
+    Times are in microseconds after the call began; `segment` is the segment's number from 0.
+    """
 
     tick: int
     segment: int

@@ -6,6 +6,9 @@ matroid union (numeric/spanning_trees.py). If shifts of the rank order are symme
 images load all links equally. Boxes, equal groups of GPUs such as hosts, are joined rail by rail (a
 rail is the i-th GPU of every box). If none of these reaches the bound, trees from column generation
 are weighed against each other.
+
+A request is a collective on a topology, with the bound to reach, an `Effort` (an allowance of work
+and time for searches) and the user's `TreeLimits` on the number and depth of trees.
 """
 
 from collections import Counter
@@ -27,7 +30,7 @@ from ..machine.routes import Metric, OwnRoutes
 from ..machine.symmetry import colours, group
 from ..packing.division import find_best_shares
 from ..packing.generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
-from ..packing.survey import survey
+from ..packing.survey import survey  # what is known of a topology, cached
 from ..packing.trees import Forest, RootedTree, root_tree, tree_depth
 from ..packing.weigh import (
     count_uses,
@@ -90,7 +93,8 @@ class ForestBuilder:
     """A search for forests for one request, by every method that suits its machine.
 
     Each `add_` method appends any number of forests to `candidates`, none if it does not suit the
-    machine.
+    machine; those outside the limits are appended too. `survey` has what is known of the machine:
+    symmetries, boxes, and packings of trees that it caches.
     """
 
     def __init__(self, request: Request) -> None:
@@ -348,7 +352,8 @@ class ForestBuilder:
     def add_level_trees(self, root: int | None = None) -> None:
         """Add trees of equal share, no link being in more of them than it has room for.
 
-        They are for allreduce, or out-trees for a broadcast from rank `root` if it is given.
+        The trees negotiate for links that too many of them want (level_trees.py). They are for
+        allreduce, or out-trees for a broadcast from rank `root` if it is given.
         """
         most = min(_MAX_LEVEL_TREES, self.limits.max_trees or _MAX_LEVEL_TREES)
         counts = range(min(most, _MIN_LEVEL_TREES), most + 1)
@@ -419,7 +424,7 @@ class ForestBuilder:
                     break
 
     def add_low_trees(self) -> None:
-        """Add trees generated within the depth limit.
+        """Add shallow ("low") trees: column generation among trees within the depth limit.
 
         If they are more than the limit on trees, also add the heaviest of them, as many as the
         limit allows.

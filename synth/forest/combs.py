@@ -4,7 +4,8 @@ For meshes and other graphs whose ranks have several digits such that each link 
 All combs together, with the line across at every place in turn, load the links of a mesh nearly
 equally, as well as any trees can.
 
-A grid is a network of GPUs whose rank numbers have several digits, of which a link changes one.
+A grid is a network of GPUs whose rank numbers have several digits, of which a link changes one. A
+line is the ranks that differ in one digit alone.
 """
 
 from collections.abc import Iterator, Sequence

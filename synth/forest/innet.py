@@ -3,8 +3,11 @@
 A tree over the GPUs and some of those switches is found as a spanning tree. Every GPU then sends to
 the nearest GPU above it; messages that meet in a switch are sent in the same step, so that the
 switch adds them up (see synth/cost/loads.py for the cost). The set of switches is searched for: all
-subsets if there are few, otherwise one more or one fewer at a time. This is Steiner's problem, so
-unlike elsewhere nothing is proved; the bound is a cut's.
+subsets are tried if there are few, otherwise all switches, none, and all but one. This is Steiner's
+problem, so unlike elsewhere nothing is proved; the bound is a cut's.
+
+A request is a collective on a topology, with the bound to reach and an allowance of work. A forest
+is a set of trees, each with a share of the buffer.
 """
 
 from collections import Counter

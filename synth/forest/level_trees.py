@@ -27,7 +27,7 @@ from ...topo.routes import Route
 from ..bounds.certificate import Bound
 from ..machine.links import Floats, Ints, LinkArrays
 from ..machine.routes import Metric, OwnRoutes
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..packing.trees import Forest, RootedTree
 from .growth import Growth
 

@@ -2,7 +2,8 @@
 
 The best packing may divide the data between two GPUs over several routes. Point-to-point sends
 cannot: the hardware takes a single route (topo/routes.py). These trees use only that route, so
-their predicted loads are those of the schedule in execution.
+their predicted loads are those of the schedule in execution. A forest is a set of trees, each with
+a share of the buffer.
 """
 
 from dataclasses import replace
@@ -73,7 +74,8 @@ def routed_forest(request: Request) -> list[CandidateForest]:
     """Return the best forest of trees over the hardware's routes, in a list of at most one.
 
     The list is empty if the machine is too large to search, if its routes do not connect all GPUs,
-    or if the forest exceeds the limits.
+    or if the forest exceeds the request's limits on trees. The request's effort, an allowance of
+    work, limits the search. Raise InfeasibleError if the linear program has no optimum.
     """
     n = request.collective.ranks
     if n > _MAX_RANKS:

@@ -1,4 +1,8 @@
-"""The ranks of a group and of its helpers, as users name them."""
+"""The ranks of a group and of its helpers, as users name them.
+
+A group is the GPUs of a machine, some or all, that make a call; they are the members of its
+collective. Helpers are other GPUs that may relay, copy and add for them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,10 @@ NONE: Final = "none"
 
 
 def parse_ranks(text: str, parameter: str) -> list[int]:
-    """Return the ranks of a list such as "0,1" or "0-3,8", in their order.
+    """Return the ranks of a list such as "0,1" or "0-3,8", in their order; none of "".
 
-    Raise InputError, for the parameter, if it is no such list.
+    Raise InputError if it is no such list. `parameter` is what the error says is wrong, "group" or
+    "helpers".
     """
     ranks: list[int] = []
     for part in text.split(",") if text.strip() else []:
@@ -47,10 +52,11 @@ def parse_helpers(text: str) -> Helpers:
 def group_on(
     name: str, topology: Topology, members: Iterable[int], root: int | None = None
 ) -> Collective:
-    """Return a collective over some ranks of a topology, in any order.
+    """Return the collective `name` over some ranks of a topology, in any order.
 
-    If they are all of its ranks, it is the collective over the whole machine. Raise InputError if
-    they are no group, or if the root is not among them.
+    If they are all of its ranks, it is the collective over the whole machine. The root, if it needs
+    one, is by default the lowest of them. Raise InputError if they are fewer than two, one is no
+    rank or listed twice, or the root is not among them.
     """
     listed = check_ranks("group", members, topology)
     if len(listed) < 2:
@@ -70,7 +76,7 @@ def choose_helpers(
     """Return the ranks that may help the members of a collective, ascending.
 
     A `reproducible` plan adds at members only: for it, "rest" is none. Raise InputError if a helper
-    is no rank, a member, or listed twice.
+    is no rank, a member, or listed twice, or if a reproducible plan is to have any.
     """
     if isinstance(helpers, str):
         if helpers not in (REST, NONE):
@@ -100,7 +106,7 @@ def choose_helpers(
 def check_ranks(parameter: str, ranks: Iterable[int], topology: Topology) -> tuple[int, ...]:
     """Return ranks of a topology in ascending order.
 
-    Raise InputError, for the parameter, if one is listed twice or does not exist.
+    Raise InputError if one is listed twice or does not exist; `parameter` names the list in it.
     """
     listed, last = list(ranks), len(topology.ranks) - 1
     for rank in listed:

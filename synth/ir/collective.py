@@ -270,9 +270,10 @@ def spell_ranks(ranks: Iterable[int]) -> str:
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
-    """Return the collective `name` over all ranks of a topology, with its default root 0.
+    """Return the collective `name` over all ranks of a topology.
 
-    Raise InputError if there are fewer than two ranks.
+    If it needs a root and none is given, that is rank 0. Raise InputError if there are fewer than
+    two ranks, or there is no such collective.
     """
     n = len(topology.ranks)
     if n < 2:

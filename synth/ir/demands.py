@@ -5,7 +5,8 @@ held by several ranks, any of which may send it, and needed by several, which th
 themselves. `Demands` is a collective whose chunks are shares of its pieces; all that handles
 schedules handles it, and its buffer is all pieces, each counted once.
 
-Plans of demands are an extra's (group `planners`); their files, checks and programs are the core's.
+Plans of demands are made by an extra, an optional feature that extras.py at the root lists (group
+`planners`); their files, checks and execution are the core's.
 """
 
 from __future__ import annotations
@@ -203,7 +204,11 @@ class Demands(Collective):
     def from_rows(
         cls, rows: DemandRows, name: str, members: Sequence[int], ranks: int, where: str
     ) -> Demands:
-        """Return the demands of a plan file; `where` names it in errors."""
+        """Return the demands of a plan file; `where` names it in errors.
+
+        `rows` are those of `to_rows`; no `members` means all of `ranks` ranks. Raise InputError if
+        a row makes no sense, a rank in it is no member, or nothing has to move.
+        """
         listed = members or range(ranks)
         if len(listed) != ranks or any(a >= b for a, b in pairwise((-1, *listed))):
             raise refuse(where, f"expected {ranks} different members, ascending")

@@ -2,11 +2,13 @@
 
 Steps are synchronous rounds of transfers: all transfers of a step read the values that their
 sources held when the step began. Within a step several contributions may be added to one chunk at
-one rank (in listing order), but a copy must be its only write. With `segments` = m > 1 each chunk
-is cut into m equal parts that follow each other through the steps, part j doing step s at tick s +
-j: a pipeline. If the schedule is `stepwise`, part j does step s at tick s m + j: steps do not
-overlap, and a rank forwards the first parts of a step while the rest is still arriving. A schedule
-is plain data: hashable, comparable, versioned in JSON.
+one rank (from the lowest source rank to the highest, see addition_order.py), but a copy must be its
+only write. With `segments` = m > 1 each chunk is cut into m equal parts that follow each other
+through the steps, part j doing step s at tick s + j: a pipeline. If the schedule is `stepwise`,
+part j does step s at tick s m + j: steps do not overlap, and a rank forwards the first parts of a
+step while the rest is still arriving. A schedule is plain data: hashable, comparable, versioned in
+JSON. Demands (demands.py) are a collective that lists pieces of data, with the ranks that hold each
+and those that need it.
 
 Ranks are numbered as in the whole topology. The participants are the collective's members and the
 schedule's helpers: GPUs that contribute and receive no data of their own, but relay or add. A

@@ -7,6 +7,8 @@ Shapes of trees over boxes 0..n-1 are given as the parent of each box (-1 at the
 whose trees get equal shares: pairs of binary trees (Sanders, Speck, Traeff 2009; NCCL 2.4), a chain
 rooted in the middle, chains that begin at every box in turn, and stars around every box in turn.
 The last two load all boxes equally.
+
+The colour of a device is a number for its role in the machine (symmetry.py).
 """
 
 from collections.abc import Callable, Sequence

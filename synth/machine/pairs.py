@@ -20,7 +20,7 @@ from ...topo.graph import Topology
 from ...topo.routes import Route
 from .links import Floats, Ints, LinkArrays, find_parts, number_values
 from .routes import price_hops
-from .symmetry import colours
+from .symmetry import colours  # a number for the role of each device
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import dijkstra
 from ...topo.graph import Topology
 from ...topo.grouping import group_by_key
 from .links import Ints, LinkArrays, find_parts
-from .symmetry import colours
+from .symmetry import colours  # a number for the role of each device
 
 # Maximum numbers of bandwidths and of classes of links that are tried as borders of groups: enough
 # for machines with tens of kinds of links.

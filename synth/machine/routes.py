@@ -155,7 +155,10 @@ class OwnRoutes(LinkArrays):
         return tuple(i - 1 for i in self._links_to[v, u].tolist() if i)
 
     def distances_of(self, starts: Ints, prices: Floats) -> Floats:
-        """Return the price of the route to each rank from its start, infinite if there is none."""
+        """Return the price of the route to each rank v from rank `starts[v]`, by link prices.
+
+        An entry is infinite if there is no route.
+        """
         ranks = np.arange(self.ranks)
         distance: Floats = _pad(prices)[self._links_to[ranks, starts]].sum(axis=1)
         distance[~self.exists[starts, ranks]] = np.inf

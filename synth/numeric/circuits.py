@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from .cp_sat import solve
-from .effort import Effort
+from .effort import Effort  # an allowance of work and time for searches
 from .linear import Floats
 
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ These are one worker, a fixed seed and a limit of deterministic time.
 
 from ortools.sat.python import cp_model
 
-from .effort import Effort
+from .effort import Effort  # an allowance of work and time for searches
 
 # Seconds that a unit of CP-SAT's deterministic time takes on an idle core, roughly.
 _WORK_S = 3.5

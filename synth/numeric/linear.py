@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
-from .effort import Effort
+from .effort import Effort  # an allowance of work and time for searches
 
 # Seconds of an idle core: to pass an entry of the matrix to HiGHS, and per entry in a simplex
 # iteration.

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
-from .effort import Effort
+from .effort import Effort  # an allowance of work and time for searches
 
 Edge = tuple[int, int]
 # Weight of a hop of depth relative to the fraction of an edge's copies in use, in greedy trees.

@@ -6,7 +6,7 @@ in which one recurs as often as it is used. The busiest link decides what a choi
 
 import numpy as np
 
-from .effort import Effort
+from .effort import Effort  # an allowance of work and time for searches
 from .linear import Floats, Ints
 
 # Weight, relative to the busiest link, and exponent of the power mean over all links: choices that
@@ -28,7 +28,10 @@ def round_down(shares: Floats, count: int) -> Ints:
 
 
 def fill_up(loads: Floats, chosen: Ints, count: int, effort: Effort) -> Ints:
-    """Return `count` columns: those chosen, then the best one by one; work counts in `effort`."""
+    """Return a choice of `count` columns: those chosen, and then always the best one more.
+
+    The best is the one with which the busiest link is least busy. Work counts in `effort`.
+    """
     while len(chosen) < count:
         total = loads[chosen].sum(axis=0)
         chosen = np.append(chosen, int(np.argmin(_judge(total + loads))))
@@ -39,7 +42,9 @@ def fill_up(loads: Floats, chosen: Ints, count: int, effort: Effort) -> Ints:
 def exchange(loads: Floats, chosen: Ints, effort: Effort, search: str) -> Ints:
     """Return the choice, ascending, after exchanges of one column for another until none helps.
 
-    `search` is the name to record in `effort` if the clock stops the exchanges.
+    An exchange helps if the busiest link is less busy then, or fewer links are nearly as busy. Work
+    counts in `effort`, which may end the exchanges. `search` is the name to record in `effort` if
+    the clock stops the exchanges.
     """
     chosen = chosen.copy()
     now = float(_judge(loads[chosen].sum(axis=0)))

@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.linear import Floats, Rows, minimise
 
 # Relative gap between the time of a packing and its bound at which it counts as optimal, and by

@@ -24,7 +24,7 @@ from ...topo.errors import InfeasibleError
 from ..machine.links import Floats, Ints
 from ..machine.pairs import PairGraph, Tree
 from ..machine.routes import Metric
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.linear import SMOOTH
 from .packing import Packing
 

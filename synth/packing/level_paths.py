@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import dijkstra
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ..machine.links import Floats, Ints, LinkArrays
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from .trees import RootedTree
 
 # 32 bits take half the memory of 64: there may be millions of stops.

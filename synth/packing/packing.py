@@ -3,7 +3,8 @@
 Trees, paths, orders of ranks and channels are columns. Each uses rows (links, or sets of links that
 symmetries map to each other) so many times per unit that it carries. Each part of the data is
 divided among the columns of its own so that the busiest row takes the least time; if any column may
-carry any of it, there is one part, and the same program finds the highest rates.
+carry any of it, there is one part, and the same program finds the highest rates. A price is what a
+unit of use of a row costs a column; the duals of the program are such prices.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from ...topo.graph import Topology
 from ..cost.loads import DirectedLink
 from ..machine.links import Ints, LinkRows
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.linear import ColumnGeneration, Floats, pack
 from .division import TOLERANCE, Division, divide
 from .weigh import round_shares

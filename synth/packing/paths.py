@@ -1,8 +1,9 @@
-"""Paths for alltoall, scatter and gather, with a single source and target per piece.
+"""Paths for alltoall, scatter and gather, in which each piece has one source and one target.
 
-GPUs on a path relay the piece. This is the concurrent multicommodity flow problem (Shahrokhi,
-Matula 1990), solved by column generation: shortest paths under the links' prices, weighed so that
-the busiest link takes the least time. The dual prices are the certificate of kind "prices".
+A piece is the data that one rank holds for one other at the start; GPUs on a path relay it. This is
+the concurrent multicommodity flow problem (Shahrokhi, Matula 1990), solved by column generation:
+shortest paths under the links' prices, weighed so that the busiest link takes the least time. The
+dual prices are the certificate of kind "prices", the proof of a bound.
 
 A column of the linear program is a path, a row is a link, or links that symmetries map to each
 other; an image is what a symmetry maps a path to.
@@ -26,7 +27,7 @@ from ..ir.transfers import COPY, Transfers
 from ..machine.links import HOP_SHARE, Ints, LinkArrays
 from ..machine.routes import OwnRoutes
 from ..machine.symmetry import find_transitive_group
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from .level_paths import LevelPaths
 from .packing import SharePacking
 

@@ -26,7 +26,7 @@ from ..machine.links import Floats, Ints, LinkArrays
 from ..machine.routes import Metric, OwnRoutes, RoutedMetric
 from ..machine.symmetry import find_transitive_group
 from ..numeric.arborescence import cheapest_out_tree
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.steiner import MAX_TERMINALS, SteinerTrees, count_work
 from .division import TOLERANCE, divide
 from .packing import SharePacking

@@ -18,9 +18,9 @@ from scipy.sparse.csgraph import shortest_path
 from ..ir.collective import Collective
 from ..machine.links import Floats, Ints, Link, compact, find_orbits
 from ..machine.routes import OwnRoutes, price_hops
-from ..machine.symmetry import colours
+from ..machine.symmetry import colours  # a number for the role of each device
 from ..numeric.arborescence import cheapest_out_tree
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.steiner import SteinerTrees, count_work
 from .packing import WHOLE, Packing
 

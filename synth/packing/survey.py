@@ -23,7 +23,7 @@ from ..machine.boxes import Boxes, find_boxes
 from ..machine.links import Ints, find_orbits
 from ..machine.pairs import PairGraph, Tree
 from ..machine.symmetry import mirrors, shifts
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..numeric.spanning_trees import make_shallower, spanning_trees
 from .balanced import balanced_trees
 from .generate import TreePacking

@@ -45,7 +45,8 @@ def count_uses(
 
     A row is one link, and its number is the index of its capacity. With `images` (as in Forest),
     the links that symmetries map to each other form one row, and a tree's uses are spread evenly
-    over it. Where switches add or copy, streams are counted instead of routes.
+    over it. Where switches add or copy, messages that go over a link as one stream
+    (cost/loads.py) count once there.
     """
     rows = LinkRows(topology, images)
     if not computes_in_network(topology):
@@ -110,7 +111,8 @@ def round_shares(
 ) -> list[Fraction]:
     """Return fractions near the floats `shares`, with a sum of exactly 1 in each group.
 
-    Column j uses row i `uses[j][i]` times and belongs to `group[j]`; `capacity` is that of rows.
+    Column j, a tree or path, uses row i `uses[j][i]` times and belongs to `group[j]`; `capacity` is
+    that of rows.
     The fractions have a common denominator, the first of those tried at which the busiest row's
     load exceeds that of the floats by at most the fraction `good`, or else the best one tried.
     """

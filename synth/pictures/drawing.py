@@ -70,7 +70,7 @@ def draw_text(
 
 
 def draw_gridline(left: float, right: float, y: float, label: str) -> tuple[str, str]:
-    """Return a horizontal grid line of a diagram, and its label to the left of it."""
+    """Return a horizontal grid line of a diagram, in pixels, and its label to the left of it."""
     return (
         f'<path class="g" d="M{left} {y:.1f}H{right}"/>',
         draw_text(left - 6, y + 4, label, 12, anchor="end", look="f"),
@@ -78,7 +78,7 @@ def draw_gridline(left: float, right: float, y: float, label: str) -> tuple[str,
 
 
 def draw_bound(left: float, right: float, y: float) -> str:
-    """Return the dashed line of a bound."""
+    """Return the dashed horizontal line of a bound as an element of SVG, in pixels."""
     return (
         '<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" '
         f'd="M{left} {y:.1f}H{right}"/>'

@@ -1,4 +1,8 @@
-"""The curve of a plan against size, with those that extras draw beside it, and the bound."""
+"""The curve of a plan against size, with those that extras draw beside it, and the bound.
+
+Extras, the optional features that extras.py at the root lists, add such curves to its group
+`curves`: for example what stock NCCL is predicted to reach.
+"""
 
 from collections.abc import Sequence
 
@@ -14,7 +18,7 @@ _BITS = (10, 33)
 
 
 def list_sizes(plan: Plan | None) -> list[int]:
-    """Return the sizes in bytes at which curves have points."""
+    """Return the sizes in bytes at which curves have points; `plan` is what is drawn, if any."""
     # With calibrated host costs each point is a simulation, so every other size is left out.
     calibrated = plan is not None and host_of(plan.topology) is not None
     return [1 << bits for bits in range(*_BITS, 2 if calibrated else 1)]
@@ -45,7 +49,7 @@ def draw_plan_curves(
 
 
 def draw_plan_alone(plan: Plan) -> str:
-    """Return the curves of a plan, those of extras and the bound as an SVG file."""
+    """Return the curves of a plan, those of extras and the single-path bound as an SVG file."""
     added = Names(CURVES)
     drawn = [added.find(name)(plan, list_sizes(plan)) for name in added.describe()]
     beside = [curve for curve in drawn if curve is not None]

@@ -66,7 +66,7 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
 
     `group` lists the ranks that take part, if not all do, and `helpers` the others that may relay,
     copy and add for them: "rest" (all others), "none", or ranks. All ranks are numbered as on the
-    whole machine. A plan that keeps such a promise uses no helpers.
+    whole machine. With `reproducible` or `constraints`, a plan uses no helpers.
 
     Raise InputError if names or options are wrong, InfeasibleError if there is no such schedule
     (with the reason), TimeLimitError if none was found in time.

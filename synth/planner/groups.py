@@ -4,6 +4,9 @@ A plan has two kinds of schedules. Those without help are made on the machine of
 by every strategy. Those with help are trees and paths packed into all links of members and helpers
 (strategies/packing.py). Both are verified on the whole machine, and the plan has the fastest for
 each size; the others are alternatives for the runtime to try.
+
+A promise is what all schedules of a plan keep, such as one order of additions. A `Synthesis` is a
+plan, and how the search for it went.
 """
 
 from __future__ import annotations
@@ -32,10 +35,9 @@ _ALONE_CLOCK = 0.6
 def synthesize_group(request: Request) -> Synthesis:
     """Return the verified plan for a group, which the request's helpers may help.
 
-    The collective has members, numbered as on the topology, as the helpers are. Schedules of
-    strategies other than packing, and those that keep a
-    promise, use no helpers. Raise InfeasibleError if
-    there is no plan, TimeLimitError if the time ended before one was found.
+    Members and helpers are numbered as on the topology. Schedules of strategies other than packing,
+    and those that keep a promise, use no helpers. Raise InfeasibleError if there is no plan,
+    TimeLimitError if the time ended before one was found.
     """
     started = time.monotonic()
     collective, helpers, effort = request.collective, request.helpers, request.effort

@@ -1,7 +1,8 @@
 """Synthesize in a process of its own, so that a training script goes on at full speed meanwhile.
 
 Planning is mostly Python: a thread of the script's process would hold the interpreter's lock half
-of the time, and with it all ranks, which wait for this one.
+of the time, and with it all ranks, which wait for this one. The process runs this module, with the
+request as JSON on standard input and the plan, or an error, as JSON on standard output.
 """
 
 import json
@@ -54,13 +55,14 @@ def synthesize_in_process(
     is_stopped: Callable[[], bool],
     helpers: Sequence[int] = (),
 ) -> FoundPlan | None:
-    """Return the plan that a process of its own makes, or None if no process can be started.
+    """Return the plan that a process of its own makes, verified.
 
-    If the collective is not over all GPUs, `helpers` may help. With `reproducible`, an element's
-    sum has the same bits wherever it is in a buffer. The process has no strategies that this
-    process alone has registered. Its start is part of the time limit. Raises like `synthesize`, and
-    TimeLimitError when `is_stopped()` (asked a few times a second) returns True or the process does
-    not end.
+    Return None if no process can be started, or it ends without an answer: the caller then plans
+    itself. If the collective is not over all GPUs, `helpers` may help. With `reproducible`, an
+    element's sum has the same bits wherever it is in a buffer. The process has no strategies that
+    this process alone has registered. Its start is part of the time limit. Raises like
+    `synthesize`, and TimeLimitError when `is_stopped()` (asked a few times a second) returns True
+    or the process does not end.
     """
     request = {
         "collective": [collective.name, collective.ranks, collective.root],

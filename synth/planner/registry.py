@@ -13,6 +13,9 @@ or, in the pyproject.toml of an installed package,
 A user's strategy is used like a built-in one: by its name, and by auto, after the built-in ones.
 Its schedules are verified and costed in the same way. Any failure in it becomes a one-line error
 that names it.
+
+Extras, the optional features that extras.py at the root lists, add strategies by name (these are
+among the built-in ones), or by a prefix, such as "file" for strategies "file:PATH".
 """
 
 import logging
@@ -36,7 +39,7 @@ from ...topo.errors import (
 from ..ir.schedule import MAX_SEGMENTS, Schedule
 from ..request import Request, Strategy
 from ..strategies.built_in import STRATEGIES
-from ..strategy_names import AUTO, DECORATED, GROUP, find_word, refuse_unknown
+from ..strategy_names import AUTO, DECORATED, GROUP, find_prefix, refuse_unknown
 from ..verify import verify
 
 log = logging.getLogger("topoplan")
@@ -77,18 +80,22 @@ def strategy(name: str) -> Callable[[F], F]:
 
 
 def list_strategies() -> dict[str, Strategy]:
-    """Return every strategy by name: built-in ones first, then those of users."""
+    """Return every strategy by name: built-in ones first, then those of users.
+
+    Strategies with a prefix, such as "file:PATH", are not listed.
+    """
     return {**STRATEGIES, **list_installed(), **DECORATED}
 
 
 def find_strategy(name: str) -> Strategy:
     """Return the strategy of that name; raise InputError if there is none.
 
-    What an extra adds is a word, a colon and what the extra takes, such as "file:" and a path.
+    A name may also be an extra's prefix, a colon and what the extra takes, such as "file:" and a
+    path.
     """
-    word = find_word(name)
-    if word is not None:
-        make: Callable[[str], Strategy] = Names(WORDS).find(word)
+    prefix = find_prefix(name)
+    if prefix is not None:
+        make: Callable[[str], Strategy] = Names(WORDS).find(prefix)
         return make(name)
     # Built-in ones come first, since listing installed packages takes time.
     strategy = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)

@@ -2,7 +2,9 @@
 
 It builds candidates, costs them, and selects the best for each size.
 
-Candidates are schedules that strategies return; costed ones come with their predicted cost.
+Candidates are schedules that strategies return; costed ones come with their predicted cost. A
+promise is what all schedules of a plan keep, such as one order of additions; a section is what the
+plan's file says of it (section.py).
 """
 
 import logging
@@ -32,7 +34,7 @@ from ..forest.candidates import AT_BOUND
 from ..ir.addition_order import is_uniform
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
-from ..packing.survey import survey
+from ..packing.survey import survey  # what is known of a topology, cached
 from ..plan import Entry, Plan
 from ..request import Costed, Promise, Request, Strategy
 from ..section import PlanSection
@@ -129,10 +131,11 @@ def synthesize_whole(request: Request) -> Synthesis:
 
 
 def keep_promises(request: Request, costed: Costed) -> tuple[tuple[PlanSection, ...], Costed]:
-    """Return the plan's statement of the promise that a request asks for, and who keeps it.
+    """Return the plan's sections on what a request asks to be promised, and schedules that keep it.
 
-    That is, of the (schedule, cost) pairs those whose sums are reproducible; all, and no statement,
-    if none is asked for. Raise InfeasibleError if no candidate keeps it.
+    The schedules are of `costed` or made from them, each with its cost. If no promise is asked for,
+    there is no section, and all of `costed` are returned. Raise InfeasibleError if no candidate
+    keeps the promise, InputError if more than one is asked for.
     """
     sections: list[PlanSection] = []
     for promise in _list_promises(request):
@@ -210,9 +213,10 @@ class _Search:
 def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
     """Verify all candidates and return (schedule, cost) pairs, moved to the hardware's routes.
 
-    If switches add or copy data, the given routes are kept. Schedules that differ only in their
-    segments are verified and costed together, as their steps are the same. Those that send between
-    ranks without a route are omitted. Raise VerificationError if a candidate is wrong.
+    If switches add or copy data, the given routes are kept. Schedules that differ only in the
+    number of segments, into which their chunks are cut, are verified and costed together, as their
+    steps are the same. Those that send between ranks without a route are omitted. Raise
+    VerificationError if a candidate is wrong.
     """
     segments_of = group_by_key(
         (replace(schedule, segments=1), schedule.segments)
@@ -243,9 +247,9 @@ def plan_of(
 
     Candidates are the schedules in `costed`, verified and each with its cost on the router's
     topology. Those under which ranks would end with different bits are omitted if there are others.
-    The plan has the `bounds` and the `sections`, further promises that all candidates must keep. A
-    bound that the plan reaches is the best one, so a search that was cut short would not have
-    lowered it.
+    The plan has the `bounds`, and the `sections`, whose promises all candidates must keep. A bound
+    that the plan reaches is the best one, so a search that was cut short would not have lowered it:
+    its `is_cut_short` is then reset.
     """
     # In this order, the schedule with the fewest transfers wins among those of equal cost.
     pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))

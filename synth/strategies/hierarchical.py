@@ -2,7 +2,7 @@
 
 Each box reduces to its rails, and the boxes exchange rail by rail. The boxes are found by their
 links and solved once; across them every rail has trees of boxes: a pair of binary trees, a chain,
-chains or stars from every box (synth/machine/boxes.py, shapes.py).
+chains or stars from every box (synth/machine/boxes.py).
 
 A request is a collective on a topology, with limits and an allowance of work; the planner verifies
 and costs the schedules that `build` returns for it. A rail is the i-th GPU of every box.

@@ -1,7 +1,7 @@
 """Parameter servers: every rank sends its vector to servers, which return the sum.
 
-This is the scheme of BytePS (OSDI 2020). There is one server, or every rank serves a share of the
-vector; the shares follow from a linear program over the links.
+This is the scheme of BytePS (OSDI 2020). A server is a rank. There is one, or every rank serves a
+share of the vector; the shares follow from a linear program over the links.
 
 A request is a collective on a topology, with limits and an allowance of work; the planner verifies
 and costs the schedules that `build` returns for it.

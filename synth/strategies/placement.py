@@ -1,8 +1,9 @@
 """Assign ranks to the positions 0..n-1 of an abstract schedule.
 
-The search is hill climbing by swaps from a few starting orders. An order is judged by the exact
-cost of the schedule built for it. Every order that leaves two partners without a route is worse
-than every order in which all partners have one.
+Such a schedule says which positions send to each other, as in a tree or by recursive doubling; its
+rate depends on which ranks take them. The search is hill climbing by swaps from a few starting
+orders. An order is judged by the exact cost of the schedule built for it. Every order that leaves
+two partners without a route is worse than every order in which all partners have one.
 """
 
 import random
@@ -13,7 +14,7 @@ from itertools import combinations
 from ...topo.errors import InfeasibleError
 from ..cost.affine import cost
 from ..ir.schedule import Schedule
-from ..numeric.effort import Effort
+from ..numeric.effort import Effort  # an allowance of work and time for searches
 from ..request import Request
 
 # Sizes for which strategies place ranks: latency dominates at the small one, bandwidth at the large

@@ -1,4 +1,4 @@
-"""How topo-synth writes Chakra traces."""
+"""How topo-synth writes Chakra traces, the input of ASTRA-sim: a file FILE.0.et, ... per rank."""
 
 from ...plan import Entry, Plan
 from ...schedule_format import ScheduleFiles, ScheduleFormat

@@ -6,6 +6,10 @@ those of ASTRA-sim's custom collectives (astra-sim/collectiveapi, which converts
 COMM_SEND_NODE, COMM_RECV_NODE, and COMP_NODE for an addition. A node waits for those whose values
 it uses (`data_deps`): a send for what it sends, an addition for its terms. All else, such as which
 of two messages takes a link first, is up to the network that ASTRA-sim simulates.
+
+A schedule may cut its chunks into segments, equal parts that follow each other through the steps.
+Each part of a chunk that is sent in a step is a message. A tick is the time slot of a step of one
+segment (ir/schedule.py); nodes are written tick by tick.
 """
 
 from collections import Counter, defaultdict

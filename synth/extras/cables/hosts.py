@@ -1,4 +1,8 @@
-"""Read a topology as hosts with one GPU each and the cables between their ports."""
+"""Read a topology as hosts with one GPU each and the cables between their ports.
+
+Such hosts, Macs or DGX Sparks for example, have no switch between them. Hosts are numbered as the
+ranks of their GPUs. The management network is the one over which processes find each other.
+"""
 
 from __future__ import annotations
 
@@ -165,8 +169,9 @@ def find_obstacle(topology: Topology) -> str:
 def read_hosts(topology: Topology) -> CabledHosts:
     """Return a topology's hosts and cables.
 
-    Raise InfeasibleError, with the reason, if it does not consist of hosts with one GPU each that
-    only cables join.
+    Ports and addresses are those that topo-probe stored with the topology (HostFacts), or that its
+    GPUs and links name. Raise InfeasibleError, with the reason, if it does not consist of hosts
+    with one GPU each that only cables join.
     """
     obstacle = find_obstacle(topology)
     if obstacle:

@@ -1,6 +1,7 @@
 """Write settings, ring order and host file for stock NCCL on hosts that cables join.
 
-The single-path bound holds for plans in which two GPUs use one route, the hardware's.
+The single-path bound holds for plans in which two GPUs use one route, the hardware's. Stock NCCL
+is NCCL as it is, without plans of topoplan.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 At most N transfers at a time, none of which is faster than the fastest route through a port, carry
 at most N times its rate. So the bound is that of a machine in which all data passes a link of that
 rate at each limited port; its certificate is checked as any other.
+
+A transfer is what one rank sends another in one step. A port (limits.py) is a GPU with what leaves
+it, or with what enters it, or another device with what passes through it. `limited` maps ports to
+the most transfers at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ _WORK_S, _CLOCK_S = 6.0, 30.0
 
 
 def narrow(topology: Topology, limited: Mapping[Port, int]) -> Topology:
-    """Return a machine that can do all that one can whose ports keep to limits.
+    """Return a machine without limits that can do all that the topology's can under limits.
 
+    Each limited port becomes a link that carries as much as its transfers at a time can at most.
     Of a GPU, links begin at a device behind a link out of it, and end at one before a link into
     it; any other limited device becomes two, with a link between them.
     """
@@ -65,5 +70,5 @@ def find_bound(
 def check(
     claimed: Bound, collective: Collective, topology: Topology, limited: Mapping[Port, int]
 ) -> None:
-    """Raise VerificationError unless the certificate proves exactly the bound."""
+    """Raise VerificationError unless the certificate proves exactly the bound under limits."""
     check_bound(claimed, collective, narrow(topology, limited))

@@ -2,8 +2,11 @@
 
 Ranks play schedules without a common clock: a rank sends as soon as it has what it sends. So
 between two steps that use a limited port, each receiver of the first tells each sender of the
-second that its message is there. What a pair of ranks sends in both steps is one stream, and needs
-no token.
+second that its message is there, by a message of one element, a token. What a pair of ranks sends
+in both steps is one stream, and needs no token.
+
+A port (limits.py) is a GPU with what leaves it, or with what enters it, or another device with what
+passes through it. `limited` maps ports to the most transfers at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ def find_handovers(
 
 
 def find_waits_us(schedule: Schedule, topology: Topology, limited: Mapping[Port, int]) -> Fraction:
-    """Return how long a schedule's steps wait for handovers, in microseconds, in the model.
+    """Return how long a schedule's steps wait for handovers, in microseconds, by the cost model.
 
     After each step the slowest handover counts: its latency, and the host's costs of a message.
     """

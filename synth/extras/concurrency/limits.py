@@ -16,12 +16,13 @@ from ....topo.errors import InputError
 from ....topo.graph import Topology
 from ....topo.routes import Router
 
-# The devices that a word stands for, by their kind.
+# The words that stand for all devices of a kind, and the kind of each.
 KINDS = {"gpu": "gpu", "switch": "switch", "root": "cpu"}
 _NUMBER = re.compile(r"[1-9]\d{0,5}")
 _OUT, _IN, _THROUGH = "out of", "into", "through"
 
-# What is limited: the device, and whether only what leaves or enters it counts.
+# Where transfers are counted: a device's id, and "out of" or "into" for a GPU, "through" for other
+# devices.
 Port = tuple[str, str]
 
 
@@ -115,14 +116,17 @@ def parse_limits(text: object) -> Limits:
 
 
 def list_ports(path: Iterable[str], limited: Mapping[Port, int]) -> list[Port]:
-    """Return the limited ports that a transfer along a path of devices uses, ends included."""
+    """Return the limited ports that a transfer along a path of devices uses, ends included.
+
+    `path` has device ids from the sending to the receiving GPU; `limited` has the limits of ports.
+    """
     devices = [*path]
     ports = [(devices[0], _OUT), (devices[-1], _IN), *((x, _THROUGH) for x in devices[1:-1])]
     return [port for port in ports if port in limited]
 
 
 def find_fastest_GBps(router: Router, limited: Mapping[Port, int]) -> dict[Port, Fraction]:
-    """Return, for each limited port, the rate of the fastest route through it.
+    """Return, for each limited port, the rate in GB/s of the fastest route through it.
 
     Ports that no route uses are missing.
     """

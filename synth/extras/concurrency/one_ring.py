@@ -1,6 +1,7 @@
 """One ring whose slowest hop is as fast as can be: each GPU sends to one other, and hears from one.
 
-Strategies pack several rings, since links are faster together; under limits one may be faster.
+Strategies pack several rings, since links are faster together; under limits on the transfers at a
+time (limits.py) one may be faster.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _find_rates(request: Request) -> list[dict[int, Fraction]]:
 def find_order(rates: list[dict[int, Fraction]]) -> Order | None:
     """Return a cycle through all ranks whose slowest hop is as fast as was found; None: no cycle.
 
-    `rates` has the rate to each other rank. Of the hops of one rate, near ranks come first.
+    `rates[a]` maps each rank to which rank a has a route to its rate in GB/s. Of the hops of one
+    rate, near ranks come first.
     """
     if len(rates) > _MAX_RANKS:
         return None

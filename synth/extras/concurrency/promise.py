@@ -1,4 +1,8 @@
-"""The promise of --concurrent: schedules of all strategies, whose transfers take turns."""
+"""The promise of --concurrent: schedules of all strategies, whose transfers take turns.
+
+A promise (synth/request.py) is what all schedules of a plan keep: here limits on the transfers at a
+time through devices. Transfers take turns if they are put into steps that keep to them (turns.py).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,10 @@ _MAX_BASES = 24
 
 
 def make_promise(value: object) -> Promise:
-    """Return the promise to keep to limits such as "gpu=1"; raise InputError if they are none."""
+    """Return the promise to keep to limits such as "gpu=1" or {"gpu": 1}.
+
+    Raise InputError if `value` is neither.
+    """
     limits = parse_limits(value)
     return Promise(Strategy("turns", _build), partial(_choose, limits))
 

@@ -1,7 +1,7 @@
 """Count what runs at a time through each limited device, without knowing how a schedule was made.
 
 It shares no code with what makes the schedules (turns.py): neither the ports of a path nor the
-order of messages.
+order of messages. A transfer is here what one rank sends another in one step, however many chunks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a plan with limits says of itself: the limits, and the bound under them."""
+"""What a plan with limits says of itself: the limits, and the bound under them.
+
+Limits are on the transfers at a time through devices (limits.py). Handovers are the messages by
+which ranks tell each other that a device is free (handovers.py).
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,11 @@ class ConcurrentField(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Concurrent:
-    """The limits of a plan, and the bound under them; see PlanSection."""
+    """The section of a plan with limits (see PlanSection): these, and the bound under them.
+
+    `bound` is None where none is known, as on machines whose switches add. Only the runner "turns"
+    keeps the limits at run time.
+    """
 
     limits: Limits
     bound: Bound | None

@@ -5,6 +5,9 @@ step by step, those that are ready are begun in the order of what depends on the
 limited ports have room. A message that reads what another writes comes in a later step; one that
 overwrites or adds to what another reads, or was read with, in the same step or a later one. Two
 that exchange values of the same step stay together.
+
+A port (limits.py) is a GPU with what leaves it, or with what enters it, or another device with what
+passes through it.
 """
 
 from __future__ import annotations
@@ -106,8 +109,9 @@ def take_turns(
 ) -> Schedule:
     """Return a schedule of the same transfers, in steps that keep to the limits of ports.
 
-    It has one segment. With `by_step`, what was sent in an earlier step goes first, instead of what
-    most depends on. Raise InfeasibleError if messages that must go in one step do not fit into one.
+    `limited` maps ports to the most messages at a time. The result has one segment. With `by_step`,
+    what was sent in an earlier step goes first, instead of what most depends on. Raise
+    InfeasibleError if messages that must go in one step do not fit into one.
     """
     messages = _Messages(schedule.uncut, topology, limited)
     units = _join(messages)
@@ -202,9 +206,10 @@ def _place(
 
 
 def cut(schedule: Schedule, parts: int) -> Schedule:
-    """Return a schedule with each chunk cut into so many, all of which go in its steps.
+    """Return a schedule with each chunk cut into `parts` equal chunks, sent in the same steps.
 
-    Parts can then be in different steps, so that one is sent on while the next arrives.
+    `take_turns` can then put them into different steps, so that one is sent on while the next
+    arrives. Durations of steps stay those of the whole chunks.
     """
     t = schedule.transfers
     every = np.arange(len(t)).repeat(parts)
