@@ -1,4 +1,7 @@
-"""Links over the cables between hosts, and the registry of gloo groups that send over cables."""
+"""Links over the cables between hosts, and the registry of gloo groups that send over cables.
+
+Relays are threads of the ranks that forward gloo's own connections from host to host (relay.py).
+"""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ class KernelPlayer:
             raise InputError(f"{name}: source and target overlap; pass a clone")
 
     def are_apart(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Return whether `source` and `target` overlap only as `play` allows for a program."""
+        """Return whether `source` and `target` overlap only as `launch` allows for a program."""
         if loaded.work is None or not share_memory(source, target):
             return True
         name = loaded.schedule.collective.name

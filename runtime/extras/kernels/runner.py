@@ -44,8 +44,8 @@ _MODES: dict[str, Mode] = {way: mode for mode, way in _WAYS.items()}
 class Kernels(Runner):
     """Runs one-sided schedules on a transport's GPUs: one kernel launch per rank and call.
 
-    A candidate is a schedule with the mode in which it is run, "pull" or "push". `player` runs the
-    kernels.
+    A candidate is a schedule with the mode in which it is run: receivers read ("pull"), or senders
+    write ("push"). `player` runs the kernels for the calls of `opening`, a plan on a transport.
     """
 
     name = "kernels"

@@ -97,7 +97,9 @@ class Arrivals:
 class Endpoint:
     """One rank's side of all measurements: sends data on `device` over `group` (None: all ranks).
 
-    Ranks are those of the default group. `limits` are those of its messages' sizes.
+    Ranks are those of the default group. `limits` are those of its messages' sizes; it holds two
+    buffers of the largest. Making it is collective over NCCL. `cables` sends messages over the
+    cables between hosts, if these have any, else None.
     """
 
     def __init__(

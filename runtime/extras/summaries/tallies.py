@@ -1,5 +1,7 @@
 """Count calls by schedule and size, for the summaries of a run.
 
+A size in bits is the bit length of a number of bytes: 11 for 1024 to 2047 bytes.
+
 A race times several schedules at one message size and keeps the fastest; a stock collective is
 gloo's, NCCL's or MPI's own, without a plan.
 """
