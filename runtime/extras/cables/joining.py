@@ -118,7 +118,7 @@ def needs_cables(facts: FabricFacts) -> bool:
 def init_gloo_by_cables(rank: int, ranks: int, timeout: timedelta) -> None:
     """Initialize torch's default process group over gloo, over cables if they join the hosts.
 
-    `ranks` is the number of ranks, `rank` this one. Collective.
+    `ranks` is the number of ranks, `rank` this one; `timeout` limits each wait. Collective.
     """
     store, rank, ranks = next(rendezvous(init_method(), rank, ranks, timeout=timeout))
     store.set_timeout(timeout)

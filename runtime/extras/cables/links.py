@@ -40,7 +40,10 @@ def connect(group: Any, device: torch.device, faults: Faults) -> CabledLinks | N
 
 
 class CabledLinks(Links):
-    """A group's connections along cables; collectives of gloo itself go through relays instead."""
+    """A group's connections along cables; collectives of gloo itself go through relays instead.
+
+    `messages` is what sends over the cables for the group.
+    """
 
     def __init__(
         self, group: Any, device: torch.device, faults: Faults, messages: CableGloo

@@ -37,8 +37,8 @@ class MessageEncoder:
 
     `layout` has the places of chunks in the rank's work buffer, in elements. `reads` maps a piece,
     as (chunk, segment), to the steps in which the rank sends it, each with the message; `writes`
-    maps it to the groups of messages that bring it, one group for each step. `slots` allocates the
-    bytes of the wire buffer, which holds encoded messages.
+    maps it to the groups of messages that bring it, one group for each step. `codec` has the sizes
+    of encoded values. `slots` allocates the bytes of the wire buffer, which holds encoded messages.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ class JointFinder(PlanFinder):
     def send(self, key: str, answer: dict[str, Any], plan: Plan | None, device: str) -> None:
         """Send rank 0's `answer` about a `plan` for tensors on `device` to the other ranks.
 
-        `key` is the store's. For a plan of a joint plan, the other ranks get the whole joint file,
-        and the joint plan then races: that waits for the ranks of all its groups.
+        `key` is the store's. For a plan of a joint plan that is to race, the other ranks get the
+        whole joint file, and it then races: that waits for the ranks of all its groups.
         """
         joint = self._find_joint(plan, device)
         if joint is not None:

@@ -165,8 +165,10 @@ class KernelPlayer:
     ) -> Loaded:
         """Return a schedule's program for a buffer of `numel` elements; made once, then cached.
 
-        `mode` says whether receivers "pull" or senders "push" data. With `in_place` (allreduce,
-        broadcast and reduce only) input and output are one tensor.
+        `op` is the reduction. `mode` says whether receivers "pull" or senders "push" data. With
+        `in_place` (allreduce, broadcast and reduce only) input and output are one tensor. Raise
+        InputError if the arguments do not fit each other or the memory's ranks, InfeasibleError if
+        the schedule has too many chunks for the windows.
         """
         key = schedule, numel, dtype, op, mode, in_place
         loaded = self._loaded.pop(key, None)

@@ -120,8 +120,8 @@ class GroupLayers(Around):
     def find_plan(self, key: Key, wait: Callable[[], Plan | None]) -> Plan | None:
         """Return a collective's plan, None without one; `wait` returns the result of its search.
 
-        If the layers take all calls, rank 0's plan is sent through them, and never races as part of
-        a file of several plans.
+        `key` is (collective, root, device type). If the layers take all calls, rank 0's plan is
+        sent through them, and never races as part of a file of several plans.
         """
         if not self.takes_all:
             return wait()

@@ -57,7 +57,10 @@ class RankStatus:
 
 
 class SplitError(ExecutionError):
-    """Some ranks cannot reach the others any more; `parts` are the reports so far, by rank."""
+    """Some ranks, `missing`, cannot reach the others any more; `parts` are those that reported.
+
+    `parts` has their statuses by rank.
+    """
 
     def __init__(self, missing: Sequence[int], parts: Mapping[int, RankStatus]) -> None:
         super().__init__(

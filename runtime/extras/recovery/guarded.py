@@ -117,9 +117,10 @@ class Guarded:
         return self._sent_before + self.path.sent_bytes
 
     def run(self, users: Buffers, number: int | None = None) -> None:
-        """Run the collective on the user's buffers, by another plan if a link is lost.
+        """Run the collective on the user's buffers, `users`, by another plan if a link is lost.
 
-        Raise ExecutionError if recovery is impossible.
+        They are written once the call has ended here. `number` is not used: the guard's transport
+        counts its calls by itself. Raise ExecutionError if recovery is impossible.
         """
         in_inference_mode(self._run, users)
 

@@ -32,9 +32,10 @@ _MAKING = threading.Lock()
 class PartialGloo:
     """This rank's gloo in a group some of whose ranks cannot reach each other; not yet connected.
 
-    gloo connects two ranks at their first message, so pairs without messages need no connection.
-    The other ranks' `connect` needs `address`; it listens at the TCP `ports`. `opened_since` are
-    the names of the sockets that were open before it was made (`list_sockets`).
+    `rank` is this rank's number in the group of `size` ranks, `timeout` limits gloo's waits. gloo
+    connects two ranks at their first message, so pairs without messages need no connection. The
+    other ranks' `connect` needs `address`; it listens at the TCP `ports`. `opened_since` are the
+    names of the sockets that were open before it was made (`list_sockets`).
     """
 
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:

@@ -1,7 +1,7 @@
 """Run a transfer: a schedule of demands, in as many rounds as keep scratch memory small.
 
-Demands say which elements go from which ranks to which. A bundle has the boxes of all tensors that
-the same ranks hold and the same ranks need (bundles.py).
+Demands say which elements go from which ranks to which. A bundle has the boxes (ranges of indices)
+of all tensors that the same ranks hold and the same ranks need (bundles.py).
 """
 
 from __future__ import annotations

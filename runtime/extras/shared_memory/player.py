@@ -32,8 +32,8 @@ REASONS = {
 class PlayerInSharedMemory:
     """Runs one program on the work buffer `work`, in `memory` that the ranks share.
 
-    `call` must be equal on ranks that make the same call; `labels` are the ranks' numbers in
-    errors, by number in the group.
+    `op` is what the program reduces by (None: nothing). `call`, a text, must be equal on ranks that
+    make the same call; `labels` are the ranks' numbers in errors, by number in the group.
     """
 
     def __init__(

@@ -110,6 +110,7 @@ class EncodedParts:
 class PlayerWithinHosts:
     """Runs one program on its buffers; `call` must be equal on ranks that make the same call.
 
+    `buffers` has its tensors "work" and "staging"; `op` is what it reduces by (None: nothing).
     `messages` has, for each message to or from another host, what gloo's `backend` takes: a list of
     one view, the peer, and the tag. It is indexed like the program's messages.
     """

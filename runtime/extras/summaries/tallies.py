@@ -20,7 +20,10 @@ def _ignore(*_: object) -> None:
 
 
 class Tally:
-    """The number of calls of one schedule, or of the stock collective, at one size."""
+    """The number of calls of one schedule, or of the stock collective, at one size.
+
+    `label` is the schedule's, `bits` the size in bits; `owner` is told of each call.
+    """
 
     __slots__ = ("_bits", "_label", "_owner", "calls")
 
