@@ -1,5 +1,9 @@
 """Run one-sided programs on GPUs: one kernel launch per rank and call.
 
+A one-sided program is one rank's instructions for a schedule, in which it reads and writes other
+ranks' memory itself (one_sided/instructions.py). The kernel's grid has programs in Triton's sense,
+each of which plays some slices of the buffer.
+
 All ranks of a group make the same calls in the same order, each on one stream. A program is
 compiled to a table once for each schedule, size and dtype; a call then is a launch, which CUDA
 graphs can capture. The first launch for a dtype and reduction compiles the kernel: warm up before a

@@ -1,6 +1,7 @@
 """Run a communicator's calls by kernels, with the averages, errors and observers of other calls.
 
-A candidate is a schedule and the way to run it.
+A candidate is a schedule and the way to run it. Kernels run schedules one-sided: ranks read or
+write each other's memory themselves, without messages.
 """
 
 from __future__ import annotations

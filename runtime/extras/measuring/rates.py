@@ -1,5 +1,6 @@
 """Time messages between ranks: round trips and rates of one pair, and of simultaneous flows.
 
+A flow is a row of equally long messages, its chunks, from one rank to another.
 Every Work is awaited exactly once, since a second wait blocks over gloo; deadlines are the process
 group's. Over NCCL everything a rank sends and receives at a time is one batch (separate batches
 wait for each other), and the host waits for the stream.

@@ -1,4 +1,8 @@
-"""Run one-sided programs by the C++ library, in memory that the ranks of a host share."""
+"""Run one-sided programs by the C++ library, in memory that the ranks of a host share.
+
+A one-sided program is one rank's instructions for a schedule: it puts values where others read
+them, signals, waits and adds (one_sided/instructions.py).
+"""
 
 import ctypes
 import zlib

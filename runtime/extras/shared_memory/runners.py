@@ -1,7 +1,8 @@
 """Run a communicator's calls on CPUs through memory shared by all ranks, or by each host's.
 
-A candidate is a schedule and the way to run it; a flat schedule sends directly between any two
-ranks; helpers are ranks outside a group that forward bytes for it.
+A candidate is a schedule and the way to run it: one-sided, ranks read each other's values from the
+memory themselves, without messages. A flat schedule sends directly between any two ranks. Helpers
+are ranks outside a group that forward bytes for it.
 """
 
 from __future__ import annotations
