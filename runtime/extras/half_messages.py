@@ -53,9 +53,9 @@ class _Watch(WaitWatch):
         self.waits.pop(id(waiting), None)
 
     def check_arrived(self, work: Any) -> None:
-        """Return if the message of a wait that was ended has arrived, or gone.
+        """Return if the message of `work`, whose wait was ended, has been received or sent.
 
-        If it has not arrived, gloo closes all of the group's connections.
+        Raise RuntimeError if not; gloo then closes all of the group's connections.
         """
         try:
             work.wait(_AT_ONCE)

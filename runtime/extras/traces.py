@@ -3,7 +3,8 @@
 A traced call is run by a separate runner that records times, which costs some microseconds per
 operation. A message begins when its sender has posted it and ends when its receiver has waited for
 it. Over NCCL, where waiting does not stop the host, a tick's messages begin and end with their
-batch, for which the host waits. Every rank's clock starts at a barrier before the call.
+batch, for which the host waits; a tick is a step of the schedule cut finer, in which a segment of a
+chunk moves. Every rank's clock starts at a barrier before the call.
 
 A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """

@@ -1,6 +1,8 @@
 """Send messages between ranks over the cables of their hosts: one gloo connection per cable.
 
-For hosts that are cabled to each other directly instead of through a network that joins all.
+For hosts that are cabled to each other directly instead of through a network that joins all. Relays
+are threads of the ranks that forward other connections from host to host; a proxy is a relay's
+socket here in place of that of a rank on another host (relay.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,9 +59,10 @@ class _CableWorks:
 class CableGloo:
     """Sends and receives a group's messages over cables, with gloo's own `send` and `recv`.
 
-    `channels` maps each rank on a neighbouring host to the channels over the cables to it. Messages
-    to other ranks go through `relayed`, a gloo whose connections relays forward from host to host;
-    `close` closes their proxies.
+    `channels` maps each rank on a neighbouring host, by its number in the group, to the channels
+    over the cables to it. Messages of 32 KiB or more are divided over them, smaller ones take one
+    of them each, by their tags. Messages to other ranks go through `relayed`, a gloo whose
+    connections relays forward from host to host; `close` closes the proxies.
     """
 
     def __init__(

@@ -1,4 +1,9 @@
-"""Let groups of ranks use the cables between this launch's hosts: routes, relays, gloo groups."""
+"""Let groups of ranks use the cables between this launch's hosts: routes, relays, gloo groups.
+
+A relay is a thread of each rank that forwards connections from host to host, to ranks that no cable
+reaches from here; a proxy is its socket at the address of a rank of another host (relay.py). A
+segment is a cable or a switched network.
+"""
 
 import logging
 import os
@@ -50,7 +55,7 @@ class HostJoint:
     """A cable, or a switched network, between two hosts, as seen from one of them.
 
     `own` and `other` are the ports at this host and at the other one, as (host number, interface).
-    `GBps` is its measured rate.
+    `GBps` is the lower of its measured rates there and back; 1 if none was measured.
     """
 
     own: PortKey
@@ -62,7 +67,9 @@ class HostCabling:
     """The cables of this rank's host, the routes along them to all hosts, and this rank's relay.
 
     It is the launch's `LaunchCabling`, through which the core makes groups. `facts` were collected
-    from all hosts; `relay_ports` maps each rank to the TCP ports of its relay, by IP address.
+    from all hosts (finding.py), `rank` is this rank's number in the launch. `relay_ports` maps each
+    rank to the TCP ports of its relay, by IP address; it is set once all relays run (joining.py).
+    `topology` has the hosts, joined by their cables. Raise InputError if none joins all of them.
     """
 
     def __init__(self, facts: FabricFacts, rank: int, relay: CableRelay) -> None:
@@ -94,7 +101,7 @@ class HostCabling:
     def reach(self, host: str, port: int) -> None:
         """Open a proxy for the address `host` and `port` at which a rank of another host listens.
 
-        Does nothing if that rank is on this host.
+        Does nothing if that rank is on this host. Raise OSError if a program here has the port.
         """
         rank = next((r for r in self._host_of if loopback_of(r) == host), None)
         if rank is not None and self._host_of[rank] != self._host_of[self.rank]:
@@ -183,7 +190,8 @@ class HostCabling:
         """Return gloo for a group of ranks, some of them on other hosts. Collective over the group.
 
         `place` says which ranks the group has and which is this one (runtime/ranks/groups.py);
-        `store` is shared by them.
+        `store` is shared by them. Raise RuntimeError if a rank does not come, ExecutionError if no
+        port for gloo is free on all hosts.
         """
         members, _ = list_members(place)
         own: int = place.group_rank

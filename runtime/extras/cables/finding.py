@@ -1,7 +1,9 @@
 """Collect the facts about the network ports of a launch's hosts, and test what joins them.
 
 One rank of each host does the tests (handshake.py). The ranks exchange facts in a store, which may
-be reached over another network than the one for data.
+be reached over another network than the one for data. The facts (FabricFacts) are each host's
+ports, the multicasts (hellos) that each port received, which port answered a connection to each
+address, and the rates of measured flows.
 """
 
 import random

@@ -43,9 +43,10 @@ PortKey = tuple[int, str]
 class Handshake:
     """One host's side of the tests of all pairs of ports; a context manager with its sockets.
 
-    `facts` are those of all hosts, of which this is number `me`; their secret key identifies the
-    launch. `number` is the TCP port for connections bound to a network port, `number + 1` the one
-    for those bound to its address only.
+    Inside the context, threads answer the other hosts' connections. `facts` have the ports of all
+    hosts, of which this is number `me`, and a secret key, which identifies the launch. `number` is
+    the TCP port for connections bound to a network port, `number + 1` the one for those bound to
+    its address only; multicasts go to the UDP port `number`.
     """
 
     facts: FabricFacts
@@ -110,6 +111,7 @@ class Handshake:
     def ask(self) -> list[PortAnswer]:
         """Connect from each port to each address of its subnet; return which port answered each.
 
+        The other hosts must be in their contexts; what does not answer within 0.6 s counts as mute.
         Each address is asked twice at once, bound to the port and bound to its address alone: many
         do not answer, and one wait after the other would take twice as long.
         """
@@ -164,7 +166,12 @@ class Handshake:
     # Who hears whom
 
     def greet(self) -> list[Hello]:
-        """Multicast from every port for a moment; return whose multicasts each received."""
+        """Multicast from every port for 0.8 s; return whose multicasts each received meanwhile.
+
+        All hosts must call it at the same time, since a port hears others only while its host is in
+        this call. There is one Hello for each pair of a port here and a port that it heard; none
+        for ports without IPv6.
+        """
         sockets: dict[int, tuple[str, socket.socket]] = {}
         for port in self.facts.hosts[self.me].ports:
             if port.is_up:
@@ -197,7 +204,11 @@ class Handshake:
     # Rates
 
     def send_flows(self, flows: Iterable[tuple[PortKey, PortKey]], seconds: float) -> None:
-        """Send for `seconds` along each (from port, to port) that starts here, all at once."""
+        """Send for `seconds` along each (from port, to port) that starts here, all at once.
+
+        The host at the other end measures the rate; its `take_rates` returns it. A flow whose
+        connection fails is left out.
+        """
         own = [flow for flow in flows if flow[0][0] == self.me]
 
         def send(p: PortKey, q: PortKey) -> None:
@@ -215,7 +226,10 @@ class Handshake:
         _run_together([(send, flow) for flow in own])
 
     def take_rates(self, flows: Iterable[tuple[PortKey, PortKey]]) -> list[Flow]:
-        """Return the measured rates of the `flows` that ended at this host, and forget them."""
+        """Return the measured rates of the `flows` that ended at this host, and forget them.
+
+        Call it when `send_flows` has returned on all hosts.
+        """
         return [Flow(*p, *q, self._rates.pop((p, q))) for p, q in flows if (p, q) in self._rates]
 
 

@@ -1,4 +1,8 @@
-"""Have this launch's groups use cables, if its hosts are joined by cables instead of a network."""
+"""Have this launch's groups use cables, if its hosts are joined by cables instead of a network.
+
+A segment is a cable or a switched network between ports of hosts. Ranks that none joins reach each
+other through relays, threads of the ranks that forward connections from host to host (relay.py).
+"""
 
 import logging
 import os
@@ -39,8 +43,10 @@ def join_by_cables(store: Store, rank: int, ranks: int, timeout: timedelta) -> N
     """Find out whether cables join the launch's hosts, and make later groups use them if they do.
 
     `ranks` is the number of ranks, `rank` this one; `timeout` limits each wait. Collective over all
-    ranks, once; later calls return at once. Hosts that a network joins are left to gloo. Raise
-    ExecutionError if a rank does not answer.
+    ranks, once; later calls return at once. If cables are used, this starts this rank's relay and
+    sets TOPOPLAN_HOST, unless it is set; rank 0 logs faults of the cabling. Hosts that a network
+    joins are left to gloo, and so are those whose ports cannot be examined, as when a rank does not
+    answer. Raise RuntimeError if a rank does not answer after that.
     """
     if find_cabling() is not None or EMULATED in os.environ or sys.platform != "linux":
         return
@@ -112,7 +118,7 @@ def needs_cables(facts: FabricFacts) -> bool:
 def init_gloo_by_cables(rank: int, ranks: int, timeout: timedelta) -> None:
     """Initialize torch's default process group over gloo, over cables if they join the hosts.
 
-    `ranks` is the number of ranks, `rank` this one. Collective.
+    `ranks` is the number of ranks, `rank` this one; `timeout` limits each wait. Collective.
     """
     store, rank, ranks = next(rendezvous(init_method(), rank, ranks, timeout=timeout))
     store.set_timeout(timeout)

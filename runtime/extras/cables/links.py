@@ -1,4 +1,7 @@
-"""Links over the cables between hosts, and the registry of gloo groups that send over cables."""
+"""Links over the cables between hosts, and the registry of gloo groups that send over cables.
+
+Relays are threads of the ranks that forward gloo's own connections from host to host (relay.py).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def connect(group: Any, device: torch.device, faults: Faults) -> CabledLinks | N
 
 
 class CabledLinks(Links):
-    """A group's connections along cables; collectives of gloo itself go through relays instead."""
+    """A group's connections along cables; collectives of gloo itself go through relays instead.
+
+    `messages` is what sends over the cables for the group.
+    """
 
     def __init__(
         self, group: Any, device: torch.device, faults: Faults, messages: CableGloo

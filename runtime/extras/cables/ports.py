@@ -1,4 +1,7 @@
-"""List this host's network ports: interfaces with addresses, speeds, RDMA devices, connectors."""
+"""List this host's network ports: interfaces with addresses, speeds, RDMA devices, connectors.
+
+A connector is the socket that a cable goes into; several interfaces of a card may share one.
+"""
 
 import ctypes
 import os

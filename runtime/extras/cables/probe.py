@@ -1,4 +1,7 @@
-"""Find how the hosts of a launch are joined by testing their ports, before any process group."""
+"""Find how the hosts of a launch are joined by testing their ports, before any process group.
+
+The facts are the ports, which of them reach each other, and at which rates (finding.py).
+"""
 
 import os
 from datetime import timedelta

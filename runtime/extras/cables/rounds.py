@@ -1,4 +1,8 @@
-"""Decide which flows to measure at once: on cables, on switches, and where links may be shared."""
+"""Decide which flows to measure at once: on cables, on switches, and where links may be shared.
+
+A bundle (SegmentBundle) is a cable or a switched network, with a segment for each subnet on it. A
+trial is two flows among four hosts at once: if each slows the other down, they share a link.
+"""
 
 from collections.abc import Sequence
 
@@ -16,9 +20,9 @@ _REPEATS = 2
 def plan_rounds(bundles: Sequence[SegmentBundle]) -> list[list[FlowKey]]:
     """Return the rounds that measure cables and switched networks: lists of flows run at once.
 
-    `bundles` are the parallel cables, or the network, between hosts; a flow is (from port, to
-    port). Cables are measured several times. No two cables of a round share a host, so that each
-    runs as if alone, except when a switched network is tried.
+    `bundles` are the cables and switched networks between hosts; a flow is (from port, to port).
+    Cables are measured twice in each direction. No two cables of a round share a host, so that each
+    runs as if alone. The rounds of switched networks follow.
     """
     rounds: list[list[FlowKey]] = []
     cables = [x for x in bundles if x.is_cable]

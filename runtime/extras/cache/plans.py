@@ -1,4 +1,4 @@
-"""Cache plans in a folder, one file per request.
+"""Cache plans in a folder, one file per request: the collective, topology and helpers of a plan.
 
 A plan for a demand (a custom set of transfers) is never cached, since file names do not cover it.
 """

@@ -1,8 +1,9 @@
 """Fit host costs (synth/cost/host_costs.py) so that simulated times match measured ones.
 
-A few of a plan's schedules are run. Schedules with few and with many messages, at small and large
-sizes, separate the cost of a message from that of a byte and of a call. Bandwidths and latencies of
-links stay unchanged.
+Host costs are the processor time per message, byte and call, in addition to the links' time. A few
+of a plan's schedules are run. Schedules with few and with many messages, at small and large sizes,
+separate the cost of a message from that of a byte and of a call. Bandwidths and latencies of links
+stay unchanged.
 """
 
 import math
@@ -38,7 +39,10 @@ Probe = tuple[Schedule, int]
 
 
 def choose_probes(communicator: Communicator) -> list[Probe]:
-    """Return the (schedule, size in bytes) to time: few and many messages, small and large."""
+    """Return the (schedule, size in bytes) to time: few and many messages, small and large.
+
+    Empty if all schedules of the communicator's plan have too many messages to simulate.
+    """
     dispatcher, topology = communicator.dispatcher, communicator.plan.topology
     playable = [
         base

@@ -33,7 +33,8 @@ def fit_missing(
 def fit(communicator: Communicator, transport: Transport, say: Callable[[str], None]) -> HostCosts:
     """Fit the host costs by timing calls, predict with them from now on, and return them.
 
-    Collective. `say` is given lines about the progress.
+    Collective. `transport` joins the communicator's ranks; if messages are compressed, others are
+    timed over it. `say` is given lines about the progress.
     """
     if communicator.dispatcher.messages.codec is None:
         return calibrate(communicator, say)

@@ -8,6 +8,9 @@ nothing more.
 
 Infinities and NaN stay non-finite, in whole blocks, so that a gradient scaler sees them; fp16
 overflows from 65520 on.
+
+A program is one rank's instructions for a schedule. It encodes parts of its work buffer to the wire
+buffer, which holds the bytes of messages, and decodes those received to staging memory.
 """
 
 from __future__ import annotations
@@ -201,7 +204,12 @@ INT8 = _make_codec("int8", torch.int8, 1 / 127, (48, 16), (0.8, 0.2), 127.0, pac
 
 
 class EncodingBuffers(Encoding):
-    """The memory in which a program encodes and decodes messages, sized by `list_buffers`."""
+    """The memory in which a program encodes and decodes messages, sized by `list_buffers`.
+
+    `wire` holds the bytes of messages, `values` a message's values before encoding, `rounded` those
+    after it. `errors` sums up a call's rounding errors (value minus rounded value), by position in
+    the work buffer; it is empty without error feedback.
+    """
 
     def __init__(self, codec: ScaledCodec, sizes: BufferSizes, slicer: Slicer) -> None:
         self.codec = codec

@@ -1,7 +1,13 @@
 """Compile the encoding of a program's messages: which values, where in the buffer of encoded bytes.
 
-A message's pieces are encoded one after the other, each padded to whole blocks of the codec. The
-order of additions is that of synth/ir/addition_order.py.
+A message is what one rank sends another in one tick; a piece is a segment of a chunk in it. The
+pieces of a message are encoded one after the other, each padded to whole blocks of the codec.
+
+Values are rounded by the rules of synth/ir/addition_order.py: a rank that sends a value goes on
+with the rounded value itself, and at the end each receiver of a chunk that is copied anywhere
+rounds its own. Error feedback adds the errors of a call's roundings to the next call's input. If
+one value is rounded several times, by several ranks or again by one, one of these roundings feeds
+its error back; the others are its echoes.
 """
 
 from itertools import takewhile
@@ -27,7 +33,13 @@ class Blocks(Protocol):
 
 
 class MessageEncoder:
-    """Makes the instructions that encode one rank's messages, and reserves their buffers."""
+    """Makes the instructions that encode the messages of `rank`, and reserves room for their bytes.
+
+    `layout` has the places of chunks in the rank's work buffer, in elements. `reads` maps a piece,
+    as (chunk, segment), to the steps in which the rank sends it, each with the message; `writes`
+    maps it to the groups of messages that bring it, one group for each step. `codec` has the sizes
+    of encoded values. `slots` allocates the bytes of the wire buffer, which holds encoded messages.
+    """
 
     def __init__(
         self, codec: Blocks, layout: Layout, rank: int, reads: Reads, writes: Writes
@@ -35,7 +47,9 @@ class MessageEncoder:
         self.layout, self.rank, self.codec = layout, rank, codec
         self.reads, self.writes = reads, writes
         self.slots = Slots()
+        # The effects of rounding: its `echoes`, and its `copied`, the chunks copied anywhere.
         self._rounded = rounded(layout.schedule.uncut)
+        # (chunk, segment, step) of the roundings whose errors are fed back.
         self._fed_back: set[tuple[int, int, int]] = set()
 
     def padded(self, message: Message) -> int:
@@ -48,17 +62,26 @@ class MessageEncoder:
         return sum(self.codec.padded(p.hi - p.lo) for p in before)
 
     def take_room(self, message: Message) -> Span:
-        """Reserve encoded bytes as the message's `slot`; return the span of them it uses."""
+        """Reserve bytes of the wire buffer as the message's `slot`; return those that it uses.
+
+        The slot is (`slots`, start, length), in bytes, padded for alignment.
+        """
         room = self.codec.room(self.padded(message))
         message.slot = self.slots, self.slots.take(room), room
         return self.span_of(message)
 
     def span_of(self, message: Message) -> Span:
-        """Return the span of the buffer of encoded bytes that a message uses in its slot."""
+        """Return the bytes of the wire buffer that a message uses in its slot; it must have one."""
         return Span("wire", message.start, self.codec.nbytes(self.padded(message)))
 
     def encode(self, message: Message) -> Encode:
-        """Reserve room for a message, and return the instruction that encodes its pieces."""
+        """Reserve room for a message, and return the instruction that encodes its pieces.
+
+        The instruction also replaces by their rounded values those pieces in the work buffer that
+        the rank goes on with (`keeps`), and feeds back the errors of pieces that are no echoes
+        (`errors`). Call it in the program's order: of several sends of a piece in one step, the
+        first feeds the error back.
+        """
         errors = []
         for piece in message.pieces:
             use = *piece.key, piece.step
@@ -76,7 +99,8 @@ class MessageEncoder:
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
         """Return the instruction that rounds sums completed here and not sent; None if none.
 
-        Without it this rank would keep more exact values than the others receive.
+        Without it this rank would keep more exact values than the others receive. The message that
+        comes with it goes to no rank: it holds the pieces, and the slot that encoding them takes.
         """
         schedule, unsent = self.layout.schedule, []
         for c in sorted(self._rounded.copied):

@@ -1,6 +1,6 @@
 """Compare in the background whether all ranks of a group make the same calls.
 
-Each rank posts its calls in the group's store, and waits for nothing. The first rank compares them
+Each rank posts its calls in the group's store, and waits for no other. The first rank compares them
 and posts which ranks differ; then waiting calls fail with that error on all ranks, even if gloo
 would have computed wrong numbers, or waited. Only the first calls of a group and of each size are
 posted: the tags of later calls differ if the calls do.
@@ -49,7 +49,8 @@ _END_S = 5.0
 class ComparedCalls(CallCheck):
     """Compares this rank's calls with other ranks' in the background, in the group's store.
 
-    `break_off` is called with the error if calls differ.
+    `rank` is this rank's number in the group, `ranks` are the group's global ranks. `break_off` is
+    called with the error if calls differ, to make all of the group's calls fail.
     """
 
     def __init__(self, store: Store, rank: int, ranks: Sequence[int], break_off: BreakOff) -> None:
@@ -67,7 +68,8 @@ class ComparedCalls(CallCheck):
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
         """Post this rank's call `number`, described by `what`, to be compared in the background.
 
-        `is_awaited` says that all ranks call `wait_until_same` for it.
+        `is_awaited` says that all ranks call `wait_until_same` for it. Waits until the text is in
+        the store; if that takes 2 s, no call is compared any more.
         """
         if self._stop.is_set():
             return
@@ -93,8 +95,8 @@ class ComparedCalls(CallCheck):
     def wait_until_same(self, number: int) -> None:
         """Wait until all ranks posted call `number`; raise ExecutionError if they differ.
 
-        Needed before stock collectives, since gloo ends the process if two ranks' calls differ in
-        size.
+        Return after 2 s even if some rank has not posted it. Needed before stock collectives, since
+        gloo ends the process if two ranks' calls differ in size.
         """
         deadline = time.monotonic() + _AWAITED_S
         while time.monotonic() < deadline and not self._stop.is_set():
@@ -110,7 +112,7 @@ class ComparedCalls(CallCheck):
     def compare(self, number: int, calls: Sequence[str]) -> None:
         """Raise ExecutionError unless all of `calls`, one per rank in rank order, are equal.
 
-        `number` is the call's number in the group. Later calls raise the same error.
+        `number` is the call's number in the group. `error` keeps the error, for later calls.
         """
         if text := explain_difference(number, self._ranks, calls):
             self.error = ExecutionError(text)
@@ -123,7 +125,7 @@ class ComparedCalls(CallCheck):
     def find_error(self) -> ExecutionError | None:
         """Return the error that names the ranks whose calls differ, None if no difference is known.
 
-        Waits briefly, as the posted calls may not have been compared yet.
+        Waits up to 0.5 s, as the posted calls may not have been compared yet.
         """
         deadline = time.monotonic() + _COMPARED_WITHIN_S
         while self.error is None and self._thread is not None and time.monotonic() < deadline:

@@ -1,5 +1,10 @@
 """Programs whose sends wait for their turn: handovers (synth/extras/concurrency) as messages.
 
+In a handover one rank tells another that what it receives in some tick is there; the other waits
+for that before it sends in a later one. Schedules are in one segment here, so a tick is a step. A
+program is one rank's instructions: in a flow a send waits for its own pieces only, in batches all
+messages of a tick are posted and awaited together (runtime/program/instructions.py).
+
 A token is a message of one element, after the others' in the numbering of each pair of ranks. In a
 flow a rank gives its token as soon as what it received is there, and waits for others' before the
 first send that needs them. In batches, tokens go in a batch of their own, after that of their tick.
@@ -23,7 +28,10 @@ _AHEAD = 4
 
 
 def pace(program: Program, handovers: Sequence[Handover]) -> Program:
-    """Return a rank's program, made for a schedule in one segment, that keeps to its handovers."""
+    """Return a rank's program, made for a schedule in one segment, that keeps to its handovers.
+
+    `handovers` are those of all ranks. Without any of this rank's, it is `program` itself.
+    """
     mine = [x for x in handovers if program.rank in (x.src, x.dst)]
     if not mine:
         return program

@@ -1,4 +1,8 @@
-"""The runner of plans with limits: messages that wait for their turn."""
+"""The runner of plans with limits: messages that wait for their turn.
+
+A limit is the number of transfers that may run at a time through a port: out of or into a GPU, or
+through another device. Handovers are the waits by which ranks keep to them (pacing.py).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,10 @@ from .pacing import pace
 
 
 class Turns(Messages):
-    """Sends the messages of schedules that keep to the limits of ports, each in its turn."""
+    """Sends the messages of schedules that keep to the limits of ports, each in its turn.
+
+    `limited` maps each limited port of the `topology` to its limit.
+    """
 
     name = "turns"
 

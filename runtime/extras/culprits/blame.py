@@ -1,9 +1,10 @@
 """Decide from the ranks' reports which rank or link is at fault when a call cannot go on.
 
-Pure functions; exchange.py gathers the reports. A report names the peer that its rank waits for.
-Following reports from peer to peer ends at a rank that reported nothing, or at a message that both
-ends had posted, whose link is dead. If the backend does not say which rank it waits for, the pairs
-of ranks that no longer reach each other show which link is cut.
+Pure functions; exchange.py gathers the reports. A report (Stuck) says where its rank was when it
+could not go on, and names the peer that it waits for. A rank in a stock collective, which is the
+backend's own, knows no peer. Following reports from peer to peer ends at a rank that reported
+nothing, or at a message that both ends had posted, whose link is dead. If the backend does not say
+which rank it waits for, the pairs of ranks that no longer reach each other show which link is cut.
 """
 
 from collections import defaultdict

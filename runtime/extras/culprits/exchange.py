@@ -2,7 +2,8 @@
 
 Each failing rank reports which message it was waiting for and how many it had posted per peer, and
 judges by the reports of all (blame.py). Reports travel from rank to rank by every route that still
-works (reports.py), and through the store, which may be behind the cut link itself.
+works, by the relay, this process's thread that passes them on (reports.py), and through the store,
+which may be behind the cut link itself.
 """
 
 import json

@@ -14,8 +14,10 @@ __all__ = ["begin_search", "explain_set_up"]
 def begin_search(faults: Faults, call: Call, own: Stuck) -> Callable[[], str]:
     """Report `own`, where this rank is stuck in `call`; return a function that names the culprit.
 
-    The function waits for the other ranks' reports, at most `faults.grace_s` seconds. In between
-    the caller closes this rank's connections, so that its peers fail too and report.
+    Threads then pass reports on between the ranks and through the store, and test the cables
+    between hosts, if there are any. The function waits for the other ranks' reports, at most
+    `faults.grace_s` seconds. In between the caller closes this rank's connections, so that its
+    peers fail too and report.
     """
     # Equal on the group's ranks, and new if the group is made again.
     nonces = " ".join(x.nonce for _, x in sorted(faults.addresses.items()) if x is not None)

@@ -30,9 +30,9 @@ def explain_set_up(
     """Exchange reports after a failed set-up; return a sentence that names the missing ranks.
 
     Each rank on which the set-up failed calls this. `ranks` are those of the group, `rank` is this
-    one, `own` its report. `addresses` are the ranks' addresses, as far as this rank knows them. The
-    exchange takes at most `seconds`. `is_store_gone` says whether the shared store does not answer.
-    If no missing rank is found, the sentence says so.
+    one, `own` its report of where it was. `addresses` are the ranks' addresses, as far as this rank
+    knows them. The exchange takes at most `seconds`. `is_store_gone` says whether the shared store
+    does not answer. If no missing rank is found, the sentence says so.
     """
     key = f"{own.call} among {list(ranks)}, failure {next(_failures)}"
     exchange = ReportExchange(key, rank, ranks, addresses, own, seconds)

@@ -40,8 +40,9 @@ _BECOME = (
 class CabledNetwork(Network):
     """An emulated machine of hosts and cables, built and closed by `emulate_cabling`.
 
-    Methods take a device by its number, or by the name of a host or switch. With
-    `opens_management`, hosts also reach each other through the management network.
+    Methods take a device by its number, or by the name of a host or switch. `plan` is what to
+    build; `folder` is for files that the hosts share. With `opens_management`, hosts also reach
+    each other through the management network.
     """
 
     def __init__(self, plan: Cabling, folder: Path, *, opens_management: bool = False) -> None:

@@ -59,7 +59,8 @@ class Cabling:
     """Everything to build for an emulated machine of hosts and cables.
 
     Devices are numbered: first the hosts, by `hosts`, then the `switches`. `seats[rank]` is the
-    number of the rank's host. `topology` has the rates multiplied by `scale`.
+    number of the rank's host. `topology` has the rates multiplied by `scale`, and no links within
+    hosts.
     """
 
     topology: Topology

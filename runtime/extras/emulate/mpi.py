@@ -5,10 +5,10 @@ namespace of the requested host.
 
 Each host has a separate name (a UTS namespace), so that Open MPI takes it for a machine and sends
 by TCP between identity addresses, each pair over its own route. Hosts that cables join get no
-settings for their networks. All processes die with the one that
-started them, as elsewhere on emulated machines: mpirun with this process, Open MPI's daemons with
-mpirun, a rank with its daemon. Open MPI does not notice a cut link by itself: mpirun would wait for
-daemons that cannot reach it, and they for mpirun.
+settings for their networks. All processes die with the one that started them, as elsewhere on
+emulated machines: mpirun with this process, Open MPI's daemons with mpirun, a rank with its daemon.
+Open MPI does not notice a cut link by itself: mpirun would wait for daemons that cannot reach it,
+and they for mpirun.
 """
 
 import os

@@ -316,7 +316,10 @@ def list_settings() -> dict[str, str]:
 
 
 def describe_bucket(interface: str, rate_bps: int, burst_bytes: int = BURST_BYTES) -> str:
-    """Return the line for `tc` that limits what leaves `interface` to `rate_bps` bit/s."""
+    """Return the line for `tc` that limits what leaves `interface` to `rate_bps` bit/s.
+
+    After a pause `burst_bytes` may leave at once, or the bytes of a millisecond if they are more.
+    """
     return (
         f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst "
         # At least the bytes of a millisecond, so that late timers cost nothing.

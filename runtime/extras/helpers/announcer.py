@@ -147,7 +147,9 @@ class HelpedMessages(Messages):
     def execute(self, compiled: Compiled, player: Player, number: int | None) -> None:
         """Announce a call to the schedule's helpers, then run this member's program by `player`.
 
-        `compiled` is bound to its buffers; `number` is the call's in the group (None: the next).
+        `compiled` is what `player` runs, on its buffers. The group's `number` of the call is not
+        used. Raise InputError, over NCCL, if a CUDA graph captures the call, and ExecutionError if
+        a rank fails.
         """
         if self.transport.links.is_batched and torch.cuda.is_current_stream_capturing():
             raise InputError(

@@ -6,7 +6,10 @@ from .announcer import Announcer
 
 
 class Helped(Around):
-    """Attaches the announcer of calls to a group's transports for tensors on one device type."""
+    """The hooks around a group's calls that let `announcer` tell the helpers of them.
+
+    They attach it to the group's transports for tensors on one device type, `device`.
+    """
 
     def __init__(self, device: str, announcer: Announcer) -> None:
         self._device, self._announcer = device, announcer

@@ -21,7 +21,7 @@ def hand_out_rows(
 ) -> None:
     """Let the communicator's helpers go, and publish the rows in the store for all ranks.
 
-    Called by members.
+    Called by members; the first of them publishes. `transport` has the store of all ranks.
     """
     communicator.close()
     if communicator.rank == communicator.plan.collective.members[0]:

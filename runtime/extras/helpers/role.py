@@ -65,7 +65,7 @@ class HelperRole(Role):
     """The role of a helper: it makes no calls, and forwards bytes for those of the members.
 
     `label` is this rank's number in the plan; `participants` is the transport over members and
-    helpers.
+    helpers; `codec` compresses what calls send (None: nothing does).
     """
 
     def __init__(

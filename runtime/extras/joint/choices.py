@@ -3,7 +3,8 @@
 The groups' first calls lead here, each in its own thread. The ranks of all groups meet in the
 default group's store, race over a private group, and keep its result.
 
-A race times several schedules at one message size and keeps the fastest.
+A joint plan is one file of plans for several groups that make their calls at the same time. A race
+times several schedules at one message size and keeps the fastest.
 """
 
 import logging
@@ -59,8 +60,9 @@ def find_choice(
 ) -> JointChoice | None:
     """Race the joint plan, and return what all its groups use for CPU tensors. Collective.
 
-    `executor` names what runs schedules, `cache` is the folder for results. Return None, the same
-    on all ranks, if some rank makes no call of any group for _MEETING_S, or `stop` is set
+    `executor` is as a Communicator's ("auto", "one-sided" or "point-to-point"), `cache` the folder
+    for results. The process keeps the result, for the next call with this plan. Return None, the
+    same on all ranks, if some rank makes no call of any group for _MEETING_S, or `stop` is set
     meanwhile: then each group decides for itself. Raise ExecutionError if a rank fails in the race.
     `timeout` limits waits in the race.
     """

@@ -1,7 +1,8 @@
 """Process groups that may get their plan from a joint plan: one file for several groups.
 
-A race times several schedules at one message size and keeps the fastest; a dispatcher picks the
-schedule of each call of a plan.
+The groups of a joint plan make their calls at the same time, so they race together, not each by
+itself. A race times several schedules at one message size and keeps the fastest; a dispatcher picks
+the schedule of each call of a plan.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class JointFinder(PlanFinder):
     def send(self, key: str, answer: dict[str, Any], plan: Plan | None, device: str) -> None:
         """Send rank 0's `answer` about a `plan` for tensors on `device` to the other ranks.
 
-        `key` is the store's. For a plan of a joint plan, the other ranks get the whole joint file.
+        `key` is the store's. For a plan of a joint plan that is to race, the other ranks get the
+        whole joint file, and it then races: that waits for the ranks of all its groups.
         """
         joint = self._find_joint(plan, device)
         if joint is not None:
@@ -59,7 +61,10 @@ class JointFinder(PlanFinder):
             self._race(joint)
 
     def receive(self, key: str) -> dict[str, Any]:
-        """Return the answer that rank 0 sent under the store's `key`."""
+        """Return the answer that rank 0 sent under the store's `key`.
+
+        If it is of a joint plan, that races first, with the ranks of all its groups.
+        """
         answer = super().receive(key)
         if "set" in answer:
             text = take(self.store, f"{key}/set", self.timeout, self.stop, self.check_rank_0)

@@ -1,6 +1,7 @@
 """Hold one rank's part in a joint plan: communicators of its groups, its service as a helper.
 
-Helpers are ranks outside a group that forward bytes for it.
+A joint plan is one file of plans for several groups that make their calls at the same time. Helpers
+are ranks outside a group that forward bytes for it.
 """
 
 import threading

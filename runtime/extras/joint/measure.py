@@ -1,7 +1,8 @@
 """Time a joint plan: all groups' calls at once, by their plans and by the stock collectives.
 
-A stock collective is gloo's, NCCL's or MPI's own, without a plan; a race times several schedules at
-one message size and keeps the fastest.
+A joint plan is one file of plans for several groups that make their calls at the same time. A stock
+collective is gloo's, NCCL's or MPI's own, without a plan; a race times several schedules at one
+message size and keeps the fastest.
 """
 
 import statistics

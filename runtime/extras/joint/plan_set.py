@@ -1,7 +1,8 @@
 """Let the backend read joint plans from its files, and race each as a whole.
 
-A stock collective is gloo's, NCCL's or MPI's own, without a plan; a race times several schedules at
-one message size and keeps the fastest.
+A joint plan is one file of plans for several groups that make their calls at the same time. A stock
+collective is gloo's, NCCL's or MPI's own, without a plan; a race times several schedules at one
+message size and keeps the fastest.
 """
 
 import json
@@ -64,7 +65,7 @@ class JointPlanSet:
         The schedule is for calls of this size (None: the stock collective). The result is empty if
         each group is to decide for itself, also if `stop` is set meanwhile. Collective over the
         launch; the answer is the same on all ranks. Raise ExecutionError if a rank fails.
-        `executor` names what runs schedules; `cache` is the folder for results (None: none).
+        `executor` is as a Communicator's; `cache` is the folder for results (None: none).
         """
         choice = find_choice(self.joint, timeout, executor, cache, stop)
         if choice is None:

@@ -5,7 +5,8 @@ joint plan pays: all ranks of all groups time the same candidates at the same ti
 choice. Candidates are the schedules in the segmentations that the plans state, and in equally many
 segments each: then the bytes that a group has in flight on a link are in proportion to its share.
 
-A stock collective is gloo's, NCCL's or MPI's own, without a plan.
+A joint plan is one file of plans for several groups that make their calls at the same time, each
+with a share of every link. A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import logging

@@ -1,5 +1,8 @@
 """The kernel: plays a one-sided program from tables in device memory (see tables.py).
 
+A one-sided program is one rank's instructions for a schedule: copies and sums between the ranks'
+memories, and signals and waits by counters (one_sided/instructions.py).
+
 Program b of a grid of G plays slices b, b+G, ... of the buffer, one after the other, with windows
 and counters of its own. It never waits for another program of its rank, only for program b of other
 ranks. So a device may start the programs of a grid one after the other, as long as lower numbers

@@ -1,9 +1,10 @@
 """Predict the time of calls by one-sided kernels, and list the schedules worth trying per machine.
 
-A call costs its launch, the rounds of its steps one after the other, and in each step the time of
-the most loaded link. A round takes three times a hop between two GPUs. Pull (the receiver reads):
-the flag crosses, then the request of a read, then the data. Push (the sender writes): the data
-cross, their receipt returns to the sender's fence, then the flag crosses.
+In these the ranks read or write each other's memory themselves, without messages. A call costs its
+launch, the rounds of its steps one after the other, and in each step the time of the most loaded
+link. A round takes three times a hop between two GPUs. Pull (the receiver reads): the flag crosses,
+then the request of a read, then the data. Push (the sender writes): the data cross, their receipt
+returns to the sender's fence, then the flag crosses.
 
 Pushes to several GPUs over PCIe are staged, since writes from all to all collapse there
 (flashinfer#4393): each rank has one stream out and one in at a time, and a round for each. A

@@ -1,5 +1,6 @@
 """Offer collectives by one-sided kernels as torch operators, which torch.compile keeps in a graph.
 
+In one-sided kernels the ranks read or write each other's memory themselves, without messages.
 Operators take the name under which `KernelGroup` registers a group of ranks. Sizes may be mixed in
 any order, as long as all ranks call in the same one.
 """

@@ -1,5 +1,9 @@
 """Run one-sided programs on GPUs: one kernel launch per rank and call.
 
+A one-sided program is one rank's instructions for a schedule, in which it reads and writes other
+ranks' memory itself (one_sided/instructions.py). The kernel's grid has programs in Triton's sense,
+each of which plays some slices of the buffer.
+
 All ranks of a group make the same calls in the same order, each on one stream. A program is
 compiled to a table once for each schedule, size and dtype; a call then is a launch, which CUDA
 graphs can capture. The first launch for a dtype and reduction compiles the kernel: warm up before a
@@ -165,8 +169,10 @@ class KernelPlayer:
     ) -> Loaded:
         """Return a schedule's program for a buffer of `numel` elements; made once, then cached.
 
-        `mode` says whether receivers "pull" or senders "push" data. With `in_place` (allreduce,
-        broadcast and reduce only) input and output are one tensor.
+        `op` is the reduction. `mode` says whether receivers "pull" or senders "push" data. With
+        `in_place` (allreduce, broadcast and reduce only) input and output are one tensor. Raise
+        InputError if the arguments do not fit each other or the memory's ranks, InfeasibleError if
+        the schedule has too many chunks for the windows.
         """
         key = schedule, numel, dtype, op, mode, in_place
         loaded = self._loaded.pop(key, None)
@@ -293,7 +299,7 @@ class KernelPlayer:
             raise InputError(f"{name}: source and target overlap; pass a clone")
 
     def are_apart(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Return whether `source` and `target` overlap only as `play` allows for a program."""
+        """Return whether `source` and `target` overlap only as `launch` allows for a program."""
         if loaded.work is None or not share_memory(source, target):
             return True
         name = loaded.schedule.collective.name

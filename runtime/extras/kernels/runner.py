@@ -1,6 +1,7 @@
 """Run a communicator's calls by kernels, with the averages, errors and observers of other calls.
 
-A candidate is a schedule and the way to run it.
+A candidate is a schedule and the way to run it. Kernels run schedules one-sided: ranks read or
+write each other's memory themselves, without messages.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _MODES: dict[str, Mode] = {way: mode for mode, way in _WAYS.items()}
 class Kernels(Runner):
     """Runs one-sided schedules on a transport's GPUs: one kernel launch per rank and call.
 
-    A candidate is a schedule with the mode in which it is run, "pull" or "push". `player` runs the
-    kernels.
+    A candidate is a schedule with the mode in which it is run: receivers read ("pull"), or senders
+    write ("push"). `player` runs the kernels for the calls of `opening`, a plan on a transport.
     """
 
     name = "kernels"

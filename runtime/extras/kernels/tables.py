@@ -1,5 +1,9 @@
 """One-sided programs as tables of numbers of 64 bits, as the kernel reads them.
 
+A window is memory of a rank that the others see, divided into slots, each for one piece of a
+message; consecutive runs use its two halves in turns. A run is the program played on one slice of
+the buffer (one_sided/instructions.py).
+
 A table has a header, a row for each instruction, and then the operands that rows refer to by their
 positions in the table:
 

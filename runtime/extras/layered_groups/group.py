@@ -1,4 +1,8 @@
-"""The process group whose options may ask for layers around its calls on CPU tensors."""
+"""The process group whose options may ask for layers around its calls on CPU tensors.
+
+A layer is code around all calls, such as one that repeats a call after a lost link
+(runtime/layers.py).
+"""
 
 from typing import Any
 

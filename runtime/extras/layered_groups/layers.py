@@ -1,5 +1,6 @@
 """The layers that a group's calls by plans on CPU tensors pass through, such as fault recovery.
 
+A layer is code around all calls of a transport (runtime/layers.py); the group's options name them.
 If no stock collective may run under a layer, the ranks' agreements pass through it, too: once a
 link is lost, the group's store may be unreachable, and so may a rank over the plain group.
 
@@ -56,7 +57,11 @@ class _Opened:
 
 
 class GroupLayers(Around):
-    """The layers that a group's options ask for; made at the first call that needs them."""
+    """The layers that a group's options ask for; made at the first call that needs them.
+
+    They are hooks around the group's calls (backend/around.py); `planned` has its communicators.
+    With `takes_all`, all its calls on CPU tensors go through them, and none by stock.
+    """
 
     def __init__(self, planned: Communicators) -> None:
         self._planned, self._kinds = planned, [find_layer(x) for x in planned.options.layers]
@@ -115,8 +120,8 @@ class GroupLayers(Around):
     def find_plan(self, key: Key, wait: Callable[[], Plan | None]) -> Plan | None:
         """Return a collective's plan, None without one; `wait` returns the result of its search.
 
-        If the layers take all calls, rank 0's plan is sent through them, and never races as part of
-        a file of several plans.
+        `key` is (collective, root, device type). If the layers take all calls, rank 0's plan is
+        sent through them, and never races as part of a file of several plans.
         """
         if not self.takes_all:
             return wait()

@@ -4,7 +4,8 @@ First every ordered pair alone: half a round trip of a small message, and the ra
 three sizes, found by doubling until a message takes long enough. Times are the receiver's, of a
 message right behind another. Pairs whose declared routes share no rank, cable or CPU are measured
 at once. Then every two ranks in both directions, and then contention groups: for each link shared
-by several pairs, as many of them as can send at once; if no links are declared, shifts instead. The
+by several pairs, as many of them as can send at once; if no links are declared, shifts, too, in
+which every rank r sends to r + k. At last fans: flows out of one rank, or into one, at once. The
 data is on GPUs over NCCL and in host memory over gloo. Rates of simultaneous flows are taken while
 all of them are running.
 """

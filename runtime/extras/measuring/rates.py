@@ -1,5 +1,6 @@
 """Time messages between ranks: round trips and rates of one pair, and of simultaneous flows.
 
+A flow is a row of equally long messages, its chunks, from one rank to another.
 Every Work is awaited exactly once, since a second wait blocks over gloo; deadlines are the process
 group's. Over NCCL everything a rank sends and receives at a time is one batch (separate batches
 wait for each other), and the host waits for the stream.
@@ -97,7 +98,9 @@ class Arrivals:
 class Endpoint:
     """One rank's side of all measurements: sends data on `device` over `group` (None: all ranks).
 
-    Ranks are those of the default group. `limits` are those of its messages' sizes.
+    Ranks are those of the default group. `limits` are those of its messages' sizes; it holds two
+    buffers of the largest. Making it is collective over NCCL. `cables` sends messages over the
+    cables between hosts, if these have any, else None.
     """
 
     def __init__(

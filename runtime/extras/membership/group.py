@@ -1,4 +1,8 @@
-"""Process groups of the backend "topo" whose ranks can change."""
+"""Process groups of the backend "topo" whose ranks can change.
+
+A rank's seat is the number of its GPU on the machine that plans were named for: it stays when the
+rank's number in the group changes.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence

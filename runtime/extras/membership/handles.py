@@ -1,7 +1,7 @@
 """Handles of ranks: the texts by which ranks find each other to re-form a group.
 
 Each process hosts a store, so that a re-formed group depends on no rank of the old one: all meet in
-the store of the new group's first rank.
+the store of the new group's first rank. Errors call the i-th handle of a list `handles[i]`.
 """
 
 import secrets
@@ -48,7 +48,10 @@ def make_nonce() -> str:
 
 
 def make_handle(nonce: str) -> Handle:
-    """Start this process's store if it does not run yet; return the handle with this nonce."""
+    """Start this process's store if it does not run yet; return the handle with this nonce.
+
+    The nonce is entered in the store, so that `open_store` can tell the process from a later one.
+    """
     store, listener = _host_store(), open_listener()
     store.set(f"handle/{nonce}", "")
     port = 0 if listener is None else listener.getsockname()[1]
@@ -109,10 +112,10 @@ def _parse(text: object, number: int) -> Handle:
 
 
 def open_store(handle: Handle, *, is_own: bool, timeout_s: float) -> Store:
-    """Connect to the store of a handle's process, which is this one if `is_own`.
+    """Connect to the store of the first handle's process, which is this one if `is_own`.
 
-    Raise ExecutionError if that process has ended, and RuntimeError if it cannot be reached in
-    `timeout_s` seconds.
+    Raise ExecutionError, which names handles[0], if that process has ended, and RuntimeError if it
+    cannot be reached in `timeout_s` seconds.
     """
     if is_own:
         own: Store = _host_store().clone()  # type: ignore[attr-defined]
@@ -131,7 +134,11 @@ def open_store(handle: Handle, *, is_own: bool, timeout_s: float) -> Store:
 
 
 def check_alive(handles: list[Handle], numbers: Iterable[int]) -> None:
-    """Raise ExecutionError if a process of handles[n], for n in `numbers`, has ended."""
+    """Raise ExecutionError if the process of a handle has ended: of handles[n], for n in `numbers`.
+
+    Tries to connect to each. One that cannot be reached is not known to have ended, nor is one that
+    does not listen (`port` 0).
+    """
     ended = find_ended({number: handles[number].address for number in numbers})
     if ended:
         raise _explain_end(ended)

@@ -14,8 +14,9 @@ from ...ranks.rank_locations import restrict
 class SeatedScope(Scope):
     """Plans for ranks that are on the GPUs `seats` of the machine that the user named.
 
-    Rank i of the group is on the GPU numbered seats[i]. A plan that was named for these GPUs is
-    used, or else one is made.
+    Rank i of the group, whose global ranks are `ranks`, is on the GPU numbered seats[i]; this rank
+    is number `rank`. A plan that was named for these GPUs is used, or else one is made. `whole`
+    says that the group has all ranks of the launch.
     """
 
     insists = False

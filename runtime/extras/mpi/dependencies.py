@@ -5,7 +5,8 @@ always right; a player that runs instructions as messages come keeps only these 
 receive counts from where it is awaited: it may be posted before the rank has sent the elements that
 it overwrites, since the sender waits for them.
 
-A tick is a step of a program, in which its messages start together.
+A tick is a step of a program, in which its messages start together. In a batched program, which is
+for NCCL, they are one instruction (Exchange); here each message has its own (Post and Await).
 """
 
 from collections import defaultdict

@@ -36,7 +36,9 @@ def can_play_natively(requests: Requests, dtype: torch.dtype, op: ReduceOp | Non
 class NativePlayerOverMpi:
     """Runs one program in C++ on its work buffer and staging (room for what is received).
 
-    `words` is the program for C++, of `encode`; `other` is the Python player that runs timed calls.
+    `requests` are the program's messages as MPI's requests, `words` the program for C++ (`encode`).
+    `buffers` has its tensors "work" and "staging", `op` is what it reduces by (None: nothing);
+    `other` is the Python player that runs timed calls.
     """
 
     def __init__(
@@ -141,8 +143,8 @@ def encode(
     They are the number of nodes, and for each node its kind, the number of nodes that it waits for,
     and two lists after their lengths: the nodes that wait for it, and its operations. The nodes
     that wait for nothing come last, receives before sends, in a list of the same kind. `width` is
-    that of an element in bytes; nodes are those of Requests; `dependencies` are of
-    find_dependencies.
+    that of an element in bytes, `ranks` the number of ranks, by which averages divide; nodes are
+    those of Requests; `dependencies` are of find_dependencies.
     """
     kept = [at for at, x in enumerate(program.instructions) if not isinstance(x, Await)]
     node_of = {at: node for node, at in enumerate(kept)}

@@ -286,7 +286,10 @@ def can_play_in_waves(requests: Requests) -> bool:
 
 
 class PlayerInWaves:
-    """Runs a small program over MPI wave by wave; `other` is the player that runs timed calls."""
+    """Runs a small program over MPI wave by wave; `other` is the player that runs timed calls.
+
+    `requests` are its messages and local actions on fixed buffers, `waves` those of find_waves.
+    """
 
     def __init__(self, requests: Requests, waves: Sequence[Wave], other: Player) -> None:
         self._requests, self._other = requests, other
@@ -397,7 +400,10 @@ class PlayerInWaves:
 
 
 class CollectivePlayer:
-    """Runs MPI's own collectives over one group, one at a time, each with a deadline."""
+    """Runs MPI's own collectives over one group, one at a time, each with a deadline.
+
+    `faults` has the deadlines and call numbers, and finds the rank to blame.
+    """
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults

@@ -9,7 +9,7 @@
 
 namespace topoplan {
 
-// Codes of players/native_words.py.
+// Codes of words.py.
 enum Code : int64_t { COPY, COMBINE, DIVIDE };
 
 struct Operation {

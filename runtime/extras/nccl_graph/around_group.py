@@ -1,7 +1,8 @@
 """Make NCCL read a graph file for one communicator: `with topoplan.nccl_graph(plan): ...`.
 
 NCCL reads NCCL_GRAPH_FILE whenever it makes a communicator, and fails if the communicator's GPUs
-are not exactly the file's, so the variable must not stay set for subgroups.
+are not exactly the file's, so the variable must not stay set for subgroups. A graph file fixes
+NCCL's rings and its chains, paths through all GPUs of a host that NCCL calls trees.
 """
 
 import os
@@ -42,7 +43,7 @@ def nccl_graph(
     guard: bool = True,
     hosts: int | None = None,
 ) -> Iterator[Path | None]:
-    """Set NCCL_GRAPH_FILE inside the `with`, for the best rings and chains in a communicator.
+    """Set NCCL_GRAPH_FILE inside the `with`, for the rings and chains predicted to be the fastest.
 
     Takes a plan (its topology and collective), a topology, an argument of `load` (a preset, a file,
     `local`), or the path of a graph file, which is checked and used unchanged. PyTorch makes a

@@ -1,4 +1,7 @@
-"""Make schedules for memory that all ranks can read and write."""
+"""Make schedules for memory that all ranks can read and write.
+
+Flat ones send everything directly from rank to rank, whatever the links: none relays.
+"""
 
 from dataclasses import replace
 from fractions import Fraction

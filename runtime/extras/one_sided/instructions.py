@@ -113,8 +113,8 @@ class OneSidedProgram:
     """The instructions of one rank for each slice of a buffer, of which there are `slices`.
 
     `fills` copy the input to the work buffer before the first slice, `drains` copy from it to the
-    output after the last; collectives in place have neither. `window_numel` is the length of half a
-    window, the same on all ranks.
+    output after the last; collectives in place have neither. `work_numel` is the length of the work
+    buffer, `window_numel` that of half a window, the same on all ranks.
     """
 
     rank: int

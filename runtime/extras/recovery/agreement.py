@@ -1,8 +1,12 @@
 """Agree with all ranks on which links are lost and how to go on, by every route that still works.
 
 Reports travel from rank to rank, so that they also reach ranks that have no route to rank 0, which
-decides, or to the store. Each recovery has a number. A rank for which one fails begins the next,
-and the others follow it there.
+decides, or to the store. The relay is the thread of each process that connects to the other ranks
+and passes on all reports that it has or gets (culprits/reports.py); it ends some seconds after the
+last one is wanted.
+
+Each recovery has a number. A rank for which one fails begins the next, and the others follow it
+there. In a recovery each rank reports its status, its part; then rank 0 adds its decision.
 """
 
 import time
@@ -53,7 +57,10 @@ class RankStatus:
 
 
 class SplitError(ExecutionError):
-    """Some ranks cannot reach the others any more; `parts` are the reports so far, by rank."""
+    """Some ranks, `missing`, cannot reach the others any more; `parts` are those that reported.
+
+    `parts` has their statuses by rank.
+    """
 
     def __init__(self, missing: Sequence[int], parts: Mapping[int, RankStatus]) -> None:
         super().__init__(
@@ -90,8 +97,9 @@ def list_pairs(unreached: Mapping[int, Sequence[int]]) -> list[Pair]:
 class Recovery:
     """One rank's part in recovery number `number` of the group that `name` identifies.
 
-    `rank` is this rank. `addresses` are those at which the ranks receive reports, by rank. Waiting
-    for other ranks' statuses and for the decision ends at `deadline` (time.monotonic).
+    `rank` is this rank, by its number in plans, as everywhere here. `addresses` are those at which
+    the ranks receive reports, by rank. Making it has the relay begin to connect to all of them.
+    Waiting for other ranks' statuses and for the decision ends at `deadline` (time.monotonic).
     """
 
     name: str
@@ -116,7 +124,10 @@ class Recovery:
         return f"{self.name} recovery {number}"
 
     def refuse(self, why: str) -> None:
-        """Tell the others that this rank will not recover, and `why`, so that they do not wait."""
+        """Tell the others that this rank will not recover, and `why`, so that they do not wait.
+
+        No later report of this rank counts. Waits at most 0.3 s for the relay to pass it on.
+        """
         relay.add(self._key, self.rank, _LAST_EDITION, {"refusal": why})
         ends = time.monotonic() + _FLUSH_S
         while time.monotonic() < ends and (
@@ -125,9 +136,10 @@ class Recovery:
             time.sleep(POLL_S)
 
     def find_unreached(self) -> list[int]:
-        """Try for some seconds to connect to all ranks; return those without a connection.
+        """Try for at most 1.2 s to connect to all ranks; return those without a connection.
 
-        Raise RankLostError if the process of a rank has ended.
+        If that takes longer than 0.3 s, first report those so far, for `wait_for_suspects`. Raise
+        RankLostError if the process of a rank has ended.
         """
         began = time.monotonic()
         while True:
@@ -145,7 +157,7 @@ class Recovery:
         """Return the pairs of ranks that, by the first reports, do not reach each other.
 
         They allow to begin to plan before the decision. Return an empty list if some rank's report
-        does not come within some seconds.
+        does not come within 1.2 s.
         """
         ends = time.monotonic() + _REACH_S
         while time.monotonic() < ends:
@@ -166,7 +178,7 @@ class Recovery:
         self._part = part
 
     def decide(self, decision: Decision) -> None:
-        """Send rank 0's decision to all others."""
+        """Send rank 0's decision to all others; rank 0 calls this after `report`."""
         self._add({"part": asdict(self._part), "decision": asdict(decision)})
 
     def _add(self, report: Mapping[str, Any]) -> None:
@@ -208,7 +220,11 @@ class Recovery:
             self._pause([self._decider])
 
     def check_current(self) -> None:
-        """Raise SupersededError if other ranks have begun the next recovery."""
+        """Raise SupersededError if other ranks have begun the next recovery.
+
+        Otherwise have the relay go on for at least 1.2 s more, so that this rank still hears of it,
+        and passes reports on.
+        """
         if relay.hear(self._key_of(self.number + 1)):
             raise SupersededError(self.number + 1)
         relay.extend_relaying(_REACH_S)

@@ -10,6 +10,9 @@ One rank may have ended the call that another one has to repeat. It cannot be fu
 for a rank when all ranks have begun it, so none begins the next before all have ended the one
 before. Therefore each rank keeps what its last call needs to be repeated: the input, or, of an
 allreduce, the result, since all ranks must get the same bits.
+
+An attempt is one try of a call, on such buffers. A recovery is what the ranks do after a loss until
+they can send again; those of a group are numbered, and if one fails, the next follows.
 """
 
 import json
@@ -80,7 +83,7 @@ class _LostError(Exception):
 class Attempt(ABC):
     """A call in progress on private memory, so that it can be repeated after a fault.
 
-    `planned` is what runs the calls of the call's plan, None if the call has no plan. It stands for
+    `planned` is what runs the calls of the call's plan, None if there is no plan yet. It stands for
     the same plan on all ranks.
     """
 
@@ -92,9 +95,10 @@ class Attempt(ABC):
 
     @abstractmethod
     def pass_on(self, transport: Transport, server: int, *, has_ended: bool) -> None:
-        """Complete the call with data of rank `server`, which has ended it.
+        """Complete the call with data of rank `server`, which has ended it. Collective.
 
-        `has_ended` says that this rank has ended the call, too.
+        Ranks are numbers in the group. `has_ended` says that this rank has ended the call, too: it
+        only passes data on, and its result stays.
         """
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """Run the calls of one plan under a guard, which recovers when a link is lost.
 
 A dispatcher picks the schedule of each call of a plan; a stock collective is gloo's, NCCL's or
-MPI's own, without a plan.
+MPI's own, without a plan. A spare is a plan for the loss of some links, in the same file as the
+plan.
 """
 
 from collections import defaultdict
@@ -78,7 +79,8 @@ class Guarded:
     """Runs the calls of one plan under `guard`, whatever links are lost.
 
     `path` runs the calls over the guard's first transport, without stock collectives; `make_path`
-    makes another path for the new plan and transport after a fault.
+    makes another path for the new plan and transport after a fault. `uses_spare` says whether the
+    plan now in use is a spare.
     """
 
     def __init__(self, guard: Guard, path: CallPath, make_path: MakePath) -> None:
@@ -115,9 +117,10 @@ class Guarded:
         return self._sent_before + self.path.sent_bytes
 
     def run(self, users: Buffers, number: int | None = None) -> None:
-        """Run the collective on the user's buffers, by another plan if a link is lost.
+        """Run the collective on the user's buffers, `users`, by another plan if a link is lost.
 
-        Raise ExecutionError if recovery is impossible.
+        They are written once the call has ended here. `number` is not used: the guard's transport
+        counts its calls by itself. Raise ExecutionError if recovery is impossible.
         """
         in_inference_mode(self._run, users)
 

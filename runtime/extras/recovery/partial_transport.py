@@ -32,8 +32,10 @@ _MAKING = threading.Lock()
 class PartialGloo:
     """This rank's gloo in a group some of whose ranks cannot reach each other; not yet connected.
 
-    gloo connects two ranks at their first message, so pairs without messages need no connection.
-    The other ranks' `connect` needs `address`; it listens at the TCP `ports`.
+    `rank` is this rank's number in the group of `size` ranks, `timeout` limits gloo's waits. gloo
+    connects two ranks at their first message, so pairs without messages need no connection. The
+    other ranks' `connect` needs `address`; it listens at the TCP `ports`. `opened_since` are the
+    names of the sockets that were open before it was made (`list_sockets`).
     """
 
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
@@ -81,9 +83,10 @@ class PartialGloo:
 class PartialTransport(Transport):
     """A transport over gloo whose ranks do not all reach each other.
 
-    Plans run over it as over any other; it has no stock collectives. `lost` are the pairs of ranks
-    without a connection; `before` is the transport that it replaces. `watch` notices lost
-    connections.
+    Plans run over it as over any other; it has no stock collectives. `gloo` is connected to all
+    ranks in reach. `lost` are the pairs of ranks without a connection, by number in the group;
+    `before` is the transport that it replaces. `watch` notices lost connections; `name` is the
+    group's for torch.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Make the plan to go on with after a fault, if the plan has no spare for it, in a thread."""
+"""Make the plan to go on with after a fault, if the plan has no spare for it, in a thread.
+
+A spare is a plan for the loss of some links, in the same file as the plan.
+"""
 
 from collections.abc import Sequence, Set
 from concurrent.futures import Future

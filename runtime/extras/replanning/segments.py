@@ -22,7 +22,8 @@ def choose_segments(schedule: Schedule, size_bytes: int) -> int:
 def find_nearest(schedule: Schedule, segments: float, variants: Sequence[Schedule]) -> Schedule:
     """Return the variant of `schedule` with the number of segments closest to `segments`.
 
-    It is pipelined if the schedule is, else step by step.
+    `variants` are schedules in several segmentations, one of them `schedule` in some. The one
+    returned is pipelined if the schedule is, else step by step.
     """
     return min(
         (x for x in variants if (x.uncut, x.stepwise) == (schedule.uncut, schedule.stepwise)),
@@ -35,8 +36,9 @@ def cut_like(
 ) -> Schedule:
     """Return the variant of `schedule` whose messages are about as long as those of `used`.
 
-    A race has found that length for buffers of `size_bytes`; the costs of messages, which decide on
-    it, do not change with the rates of links. If `used` is not cut, a model chooses.
+    `variants` are as for `find_nearest`. A race has found that length for buffers of `size_bytes`;
+    the costs of messages, which decide on it, do not change with the rates of links. If `used` is
+    not cut, a model chooses.
     """
     if used.segments == 1:
         segments: float = choose_segments(schedule, size_bytes)

@@ -1,4 +1,8 @@
-"""Copy between shards' slices, contiguous or not, and flat ranges of elements."""
+"""Copy between shards' slices, contiguous or not, and flat ranges of elements.
+
+A bundle has the boxes (ranges of indices) of all tensors that the same ranks hold and the same
+ranks need; its elements are numbered box by box (bundles.py).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Divide a transfer into rounds: a schedule run several times, each time on part of the elements.
 
-So scratch memory only holds what a rank sends, relays and receives in one round.
+So scratch memory only holds what a rank sends, relays and receives in one round. A bundle has the
+boxes (ranges of indices) of all tensors that the same ranks hold and the same ranks need; where
+values are sums, a holder has one of their terms (bundles.py). A piece of demands, which are the
+collective of the schedule, is a term of a bundle that moves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Run a transfer: a schedule of demands, in as many rounds as keep scratch memory small.
 
-Demands say which elements go from which ranks to which.
+Demands say which elements go from which ranks to which. A bundle has the boxes (ranges of indices)
+of all tensors that the same ranks hold and the same ranks need (bundles.py).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class TransferBuffers(Buffers):
 class InRounds(Messages):
     """Moves tensors by a schedule of `demands`; all terms of an element's sum move in one round.
 
+    `tensors` has each tensor's shards before and after, `bundles` what of them moves or stays.
     `rounds` is the number of rounds of the last call.
     """
 

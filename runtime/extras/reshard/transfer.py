@@ -80,6 +80,9 @@ class Reshard:
     of times that the last call ran its schedule, so that scratch memory stays within 1.5 times the
     largest shard, or 1 MiB. `timeout` is the deadline of a call. After a failure it cannot be used
     any more.
+
+    Making it is collective over the ranks of `transport`. `tensors` returns each tensor's shards
+    before and after, and the dtype of all; other arguments are as for `topoplan.reshard`.
     """
 
     def __init__(

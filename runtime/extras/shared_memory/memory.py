@@ -84,7 +84,7 @@ class SharedMemory(_MappedMemory):
     """Memory shared by all ranks of a group on one host, for one-sided programs.
 
     `processes` are the ranks' process ids; `spins` is how often a waiting rank polls before it
-    yields.
+    yields. `channel` is the address of the library's object for this rank.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: list[int], spins: int) -> None:
@@ -95,8 +95,9 @@ class SharedMemory(_MappedMemory):
 class HostMemory(_MappedMemory):
     """Memory shared by the ranks of one of several hosts, with a pipe between any two of them.
 
-    `places` maps these ranks' numbers in the group, this one's included, to their places in the
-    memory.
+    `processes` maps these ranks' numbers in the group, this one's included, to their process ids;
+    `slots` maps the numbers to the ranks' places in the memory. `spins` is how often a waiting rank
+    polls before it yields. `links` is the address of the library's object for this rank.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: dict[int, int], spins: int) -> None:
@@ -115,7 +116,8 @@ class _Opened:
 def open_memory(transport: Transport) -> SharedMemory | HostMemory | str:
     """Return memory that all ranks share, or those of each host, or a text why there is none.
 
-    The answer is of the same kind on all ranks of the transport. Collective the first time.
+    The answer is of the same kind on all ranks of the transport. Collective the first time. Calls
+    in the memory fail when the transport hangs up or is closed.
     """
     opened = transport.find_part(_Opened)
     if opened is None:

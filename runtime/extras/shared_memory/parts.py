@@ -1,5 +1,8 @@
 """Message programs of ranks on several hosts, split by where their messages go.
 
+A message program is one rank's instructions for a schedule (runtime/program/instructions.py); a
+tick is a step of it, in which its messages start together.
+
 Messages between ranks of one host go through memory that these share, in pipes of limited length:
 a send ends when its receiver has read as much of it as the pipe does not hold. All others are
 posted and awaited as before (over gloo), which a rank does without looking at its pipes. So that no

@@ -1,4 +1,8 @@
-"""Run one-sided programs by the C++ library, in memory that the ranks of a host share."""
+"""Run one-sided programs by the C++ library, in memory that the ranks of a host share.
+
+A one-sided program is one rank's instructions for a schedule: it puts values where others read
+them, signals, waits and adds (one_sided/instructions.py).
+"""
 
 import ctypes
 import zlib
@@ -32,8 +36,8 @@ REASONS = {
 class PlayerInSharedMemory:
     """Runs one program on the work buffer `work`, in `memory` that the ranks share.
 
-    `call` must be equal on ranks that make the same call; `labels` are the ranks' numbers in
-    errors, by number in the group.
+    `op` is what the program reduces by (None: nothing). `call`, a text, must be equal on ranks that
+    make the same call; `labels` are the ranks' numbers in errors, by number in the group.
     """
 
     def __init__(

@@ -37,8 +37,12 @@ _INSIDE, _POST, _WAIT = range(3)
 class EncodedParts:
     """A program divided into messages to other hosts and parts for the C++ library; any buffers.
 
-    `numbers` maps ranks as the program numbers them to the group's numbers; `ranks` is the number
-    of ranks, by which averages divide; `width` is the bytes of an element.
+    `labels` are the ranks' numbers in the program, by their numbers in the group; `ranks` is the
+    number of ranks, by which averages divide; `width` is the bytes of an element. `parts` are those
+    of the program in order, and `bounds` where each begins and ends in `words`, which the library
+    plays; messages to other hosts have no words. `receives` tells the library of the messages from
+    each rank of the host. `peers` maps the ranks' places in `memory` to their numbers in the
+    program; `posts_at` maps places in `words` to the messages that they are for.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class EncodedParts:
         self.peers = {place: label for label, place in self._slots.items()}
         self.parts = split_by_host(program, self._slots)
         words: list[int] = []
-        # For errors: the message at a place in the words.
+        # For errors.
         self.posts_at: dict[int, Post] = {}
         self.bounds: list[tuple[int, int]] = []
         for part in self.parts:
@@ -106,6 +110,7 @@ class EncodedParts:
 class PlayerWithinHosts:
     """Runs one program on its buffers; `call` must be equal on ranks that make the same call.
 
+    `buffers` has its tensors "work" and "staging"; `op` is what it reduces by (None: nothing).
     `messages` has, for each message to or from another host, what gloo's `backend` takes: a list of
     one view, the peer, and the tag. It is indexed like the program's messages.
     """

@@ -1,4 +1,8 @@
-"""Compile schedules into the programs of ranks that share memory."""
+"""Compile schedules into the programs of ranks that share memory.
+
+A program is one rank's instructions for a schedule. In a one-sided one the rank puts values where
+others read them, signals, waits and adds (one_sided/instructions.py), without messages.
+"""
 
 from __future__ import annotations
 

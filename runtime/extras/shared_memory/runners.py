@@ -1,7 +1,8 @@
 """Run a communicator's calls on CPUs through memory shared by all ranks, or by each host's.
 
-A candidate is a schedule and the way to run it; helpers are ranks outside a group that forward
-bytes for it.
+A candidate is a schedule and the way to run it: one-sided, ranks read each other's values from the
+memory themselves, without messages. A flat schedule sends directly between any two ranks. Helpers
+are ranks outside a group that forward bytes for it.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ class InSharedMemory(_MemoryRunner):
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size in bytes, most promising first."""
+        """Return the candidates worth trying for a size in bytes, most promising first.
+
+        These are flat schedules, then the one that the plan uses for the size. `sent` and
+        `is_alone` are not used.
+        """
         chosen = self.find_candidate(self._plan.entry_for(size_bytes).schedule)
         own = [] if chosen is None else [chosen]
         flat = [x for x in self._candidates if x in self._flat]
@@ -177,7 +182,11 @@ class WithinHosts(_MemoryRunner):
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size in bytes, most promising first."""
+        """Return the candidates worth trying for a size in bytes, most promising first.
+
+        These are the schedules without helpers of `sent`, which are worth sending as messages: all
+        of them if `is_alone`, as none is sent so then, else the first two and the last.
+        """
         within = [self._play(x.schedule) for x in sent if not x.schedule.helpers]
         room = len(within) if is_alone else _RACED_WITHIN_HOSTS
         return [*within[: room - 1], *within[room - 1 :][-1:]]

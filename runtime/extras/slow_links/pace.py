@@ -1,6 +1,7 @@
 """Decide from the durations of calls when to measure links: when calls have become slower.
 
-All ranks decide alike, from durations that they have agreed on.
+All ranks decide alike, from durations that they have agreed on. A period is the calls from one
+agreement to the next (watch.py).
 """
 
 import statistics

@@ -173,7 +173,10 @@ def find_slow_links(
 
 
 class Probe:
-    """Measures a transport's links over gloo, and compares with the first measurement."""
+    """Measures a transport's links over gloo, and compares with the first measurement.
+
+    Making it is collective, and makes that measurement. `router` has the routes between the ranks.
+    """
 
     def __init__(self, transport: Transport, router: Router) -> None:
         self.transport, self.topology = transport, router.topology

@@ -73,8 +73,8 @@ def _end_comparisons() -> None:
 
 
 @dataclass(eq=False)
-class Pace:
-    """Observes the calls of one kind, `calls`, to find slow ones.
+class CallListener:
+    """Listens to the calls of one kind, `calls`, to find slow ones.
 
     `best_s` is the duration of the fastest call so far in seconds, `slow` the number of slow calls
     since the last call that was not slow. `links` compares the ranks' times.
@@ -161,33 +161,34 @@ class SlowLinks:
         self._records: dict[int, Record] = {}
         self._pause_until = 0.0
         # What next calls are stamped, and until when: they may be made no more.
-        self._stamps: Pace | None = None
+        self._stamps: CallListener | None = None
         self._stamps_until = 0.0
         self._begun = 0.0
         self._record: Record | None = None
 
-    def listen(self, calls: ObservedCalls) -> Pace | None:
+    def listen(self, calls: ObservedCalls) -> CallListener | None:
         """Return what observes calls of one kind; None if they cross no link or are small."""
         if calls.crosses_links and calls.sent_bytes >= _MIN_WATCHED_BYTES:
-            return Pace(self, calls)
+            return CallListener(self, calls)
         return None
 
     def begin_anew(self, size_bytes: int) -> None:
         """Do nothing: the end of a race between schedules changes no link."""
 
-    def begin(self, pace: Pace) -> Record | None:
-        """Note the start of a call of the kind `pace`; return what times its messages, or None.
+    def begin(self, kind: CallListener) -> Record | None:
+        """Note the start of a call that `kind` listens to; return what times its messages, or None.
 
         Most calls are not timed.
         """
         self._begun = time.monotonic()
-        self._record = Record() if self._stamps is pace else None
+        self._record = Record() if self._stamps is kind else None
         return self._record
 
-    def end(self, pace: Pace, number: int | None) -> None:
-        """Note the end of a call of the kind `pace`, number `number` of the group (None: unknown).
+    def end(self, kind: CallListener, number: int | None) -> None:
+        """Note the end of a call that `kind` listens to.
 
-        Compare the ranks' records once enough calls were timed.
+        `number` is the call's number in the group (None: unknown). Compare the ranks' records once
+        enough calls were timed.
         """
         seconds, record = time.monotonic() - self._begun, self._record
         if record is not None and number is not None:
@@ -198,24 +199,24 @@ class SlowLinks:
                 # In the background: the records are compared with those of other ranks.
                 thread = threading.Thread(
                     target=self._warn,
-                    args=(pace.calls.call, pace.best_s, seconds, records),
+                    args=(kind.calls.call, kind.best_s, seconds, records),
                     name="topoplan-slow",
                     daemon=True,
                 )
                 _comparing.add(thread)
                 thread.start()
-        elif seconds > _SLOW * pace.best_s and seconds > pace.best_s + _MIN_EXTRA_S:
-            pace.slow += 1
+        elif seconds > _SLOW * kind.best_s and seconds > kind.best_s + _MIN_EXTRA_S:
+            kind.slow += 1
             if (
-                pace.slow >= _IN_A_ROW
+                kind.slow >= _IN_A_ROW
                 and (self._stamps is None or time.monotonic() > self._stamps_until)
                 and time.monotonic() > self._pause_until
             ):
-                self._stamps, self._records = pace, {}
+                self._stamps, self._records = kind, {}
                 self._stamps_until = time.monotonic() + _PAUSE_S
         else:
-            pace.slow = 0
-            pace.best_s = min(pace.best_s, seconds)
+            kind.slow = 0
+            kind.best_s = min(kind.best_s, seconds)
 
     def _warn(
         self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]

@@ -45,7 +45,7 @@ class StepTimes:
 
 
 class StepClock:
-    """Times the steps of this process once `start` has been called."""
+    """Times the steps of this process once `start` has been called; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._is_on = clock, False

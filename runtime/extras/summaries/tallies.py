@@ -1,5 +1,7 @@
 """Count calls by schedule and size, for the summaries of a run.
 
+A size in bits is the bit length of a number of bytes: 11 for 1024 to 2047 bytes.
+
 A race times several schedules at one message size and keeps the fastest; a stock collective is
 gloo's, NCCL's or MPI's own, without a plan.
 """
@@ -18,7 +20,10 @@ def _ignore(*_: object) -> None:
 
 
 class Tally:
-    """The number of calls of one schedule, or of the stock collective, at one size."""
+    """The number of calls of one schedule, or of the stock collective, at one size.
+
+    `label` is the schedule's, `bits` the size in bits; `owner` is told of each call.
+    """
 
     __slots__ = ("_bits", "_label", "_owner", "calls")
 

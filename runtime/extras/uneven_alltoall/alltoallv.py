@@ -1,5 +1,7 @@
 """Run all_to_all_single with parts of different sizes by a plan for the announced sizes.
 
+The option expected_splits of a group announces them (splits.py).
+
 Only all ranks together know whether their parts have these sizes: before each call that may use the
 plan they ask each other, by a small reduction over gloo in the queue. Calls with other sizes use
 the stock alltoall, and so do all calls if that has won the race; then they ask no more.

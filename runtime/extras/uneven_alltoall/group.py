@@ -1,4 +1,7 @@
-"""A process group whose all_to_all_single uses plans for announced part sizes."""
+"""A process group whose all_to_all_single uses plans for announced part sizes.
+
+The option expected_splits announces them (splits.py).
+"""
 
 from functools import partial
 from typing import Any

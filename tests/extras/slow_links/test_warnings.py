@@ -8,7 +8,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from topoplan.runtime.extras.slow_links import warnings as slow_links
-from topoplan.runtime.extras.slow_links.warnings import Pace, SlowLinks
+from topoplan.runtime.extras.slow_links.warnings import CallListener, SlowLinks
 from topoplan.runtime.program.contract import ObservedCalls
 from topoplan.runtime.program.instructions import Post, Span
 
@@ -43,11 +43,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 CALLS = ObservedCalls("a call", "ring", 1 << 20, sent_bytes=1 << 20, crosses_links=True)
 
 
-def watch(links: SlowLinks) -> Pace:
+def watch(links: SlowLinks) -> CallListener:
     """Return the listener for calls of one kind."""
-    pace = links.listen(CALLS)
-    assert pace is not None
-    return pace
+    listener = links.listen(CALLS)
+    assert listener is not None
+    return listener
 
 
 def make_slow_calls(clock: Clock, *, is_sender_late: bool) -> None:
