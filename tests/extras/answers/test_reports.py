@@ -13,7 +13,13 @@ from topoplan.topo.answers import Question, ask
 
 FOLDER = Path(__file__).parent
 # How many of each group are answered, of how many.
-COUNTS = {"used": (13, 13), "drawn-1": (9, 11), "drawn-2": (14, 15), "drawn-3": (11, 12), "drawn-4": (20, 28)}
+COUNTS = {
+    "used": (13, 13),
+    "drawn-1": (9, 11),
+    "drawn-2": (14, 15),
+    "drawn-3": (11, 12),
+    "drawn-4": (20, 28),
+}
 
 
 @dataclass(frozen=True)
