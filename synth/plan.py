@@ -67,6 +67,12 @@ from .verify import verify
 
 log = logging.getLogger("topoplan")
 
+# The order in which the runtime adds what arrives (addition_order.py), for readers of the file.
+_REDUCTION_ORDER = (
+    "step by step, within a step from the lowest rank to the highest, the rank's own value in its "
+    "place"
+)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -440,7 +446,7 @@ class Plan:
             **({"demands": collective.to_rows()} if isinstance(collective, Demands) else {}),
             **({} if collective.has_all_gpus else {"helpers": list(self.helpers or ())}),
             "root": collective.root,
-            "reduction_order": "step by step, within a step as listed",
+            "reduction_order": _REDUCTION_ORDER,
             "dtypes": "any that the backend can move and add",
             "bound": self.bound.to_json(),
             "bound_one_way": self.bound_one_way.to_json(),
