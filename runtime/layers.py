@@ -23,8 +23,8 @@ from .dispatcher import CallPath, Dispatcher
 from .ranks.links import Links
 from .ranks.transport import Transport
 
-# Makes a way of calls for another plan over another transport, within which all inner layers are,
-# given what is worth trying there.
+# Makes a path for another plan over another transport, within all inner layers, given what is worth
+# trying there.
 MakePath = Callable[[Plan, Transport, FindWorth], CallPath]
 
 
@@ -170,7 +170,8 @@ class _PathWithin:
 class SharedLayers:
     """The layers that all communicators of a transport go through, the innermost first.
 
-    With `leaves_stock` stock collectives may run within all of them.
+    It is kept with the transport (Transport.attach). With `leaves_stock` stock collectives may run
+    within all of them.
     """
 
     layers: tuple[Layer, ...]

@@ -24,9 +24,10 @@ Summary: TypeAlias = Any
 class CountedGroup:
     """The group called `name`, or a hook, whose calls are counted.
 
-    `list_used` returns its communicators by collective, and `mode` is their choose mode; without
-    it, plans are off. `is_first` says that this is its first rank. `stock` is torch's name for what
-    runs its stock collectives on GPUs: torch has several engines for NCCL, which differ in speed.
+    `ranks` are its global ranks. `list_used` returns its communicators by collective (None: plans
+    are off), and `mode` is how these choose schedules (race, model, ...). `is_first` says that this
+    is its first rank, `is_hook` that it is a hook. `stock` is torch's name for what runs its stock
+    collectives on GPUs: torch has several engines for NCCL, which differ in speed.
     """
 
     name: str

@@ -393,7 +393,8 @@ class _Writer:
 def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
     """Return, by chunk number, the step in which `rank` completes the chunk's sum itself.
 
-    Chunks whose sum it receives complete, or never has, are missing.
+    There the sum is divided for an average. Chunks whose sum it receives complete, or never has,
+    are missing.
     """
     t, members = schedule.transfers, schedule.collective.members
     all_ranks = sum(1 << r for r in members)  # sets of ranks as bits
