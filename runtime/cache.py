@@ -32,12 +32,11 @@ class Contest(Generic[E]):
     """What a plan's races on one machine are cached by, besides their sizes.
 
     `plan_hash` names the plan, `machine` describes the ranks' hosts and links, `device` is that of
-    tensors.
-    `with_stock` says whether the stock collective races, too, `wire_format` which codec compresses
-    messages, if any; `players` names what may carry out schedules, if that differs between races of
-    one plan. `name(entrant)` returns a label (None: the stock collective), `number(entrant)` a
-    number that is the same in all starts, `find(number)` the entrant again, None if it may not race
-    now.
+    tensors. `with_stock` says whether the stock collective races, too, `wire_format` which codec
+    compresses messages, if any; `players` names what may carry out schedules, if that differs
+    between races of one plan. `name(entrant)` returns a label (None: the stock collective),
+    `number(entrant)` a number that is the same in all starts, `find(number)` the entrant again,
+    None if it may not race now.
     """
 
     plan_hash: str

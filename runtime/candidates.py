@@ -50,9 +50,9 @@ class Choice:
 
     `own` is the plan's candidate for a dtype that the backend has no stock collective for: the
     fastest of a race; without a race `candidate`, or the plan's first. `predict_us(size_bytes)`
-    returns the predicted microseconds, None without a prediction.
-    `raced` has the median microseconds of the candidates by label, and is empty without a race;
-    that race was at `raced_bytes` bytes, on the ISO date `raced_on`.
+    returns the predicted microseconds, None without a prediction. `raced` has the median
+    microseconds of the candidates by label, and is empty without a race; that race was at
+    `raced_bytes` bytes, on the ISO date `raced_on`.
     """
 
     candidate: Candidate | None

@@ -2,8 +2,9 @@
 
 An option of a Policy asks for a layer by its name; extras add them to the group `layers`. The core
 knows none of them. A dispatcher carries out the calls of one plan; a path is a dispatcher or layers
-around one. Links carry messages between ranks; a transport is a group of ranks with its links. The
-stock collective is the backend's own, without a plan.
+around one. Buffers are what a call works on: its input and output, and its reduction. Links carry
+messages between ranks; a transport is a group of ranks with its links. The stock collective is the
+backend's own, without a plan.
 """
 
 from __future__ import annotations

@@ -214,7 +214,10 @@ class Candidates:
         return [self.all[index] for index in indices], second
 
     def is_lean(self, candidate: Candidate, size_bytes: int) -> bool:
-        """Return whether a candidate needs little enough scratch memory to race at a size."""
+        """Return whether a candidate needs little enough scratch memory to race at a size.
+
+        From 16 MiB on, that is at most 1.5 times the buffer for received messages on any rank.
+        """
         if size_bytes < _LEAN_BYTES or not self._runners[candidate.runner].stages:
             return True
         is_batched = self.senders[0].transport.links.is_batched

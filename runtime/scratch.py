@@ -65,7 +65,7 @@ class Budget:
 
     def __init__(self) -> None:
         self.given_bytes: int | None = None
-        self.environment_bytes: int | None = None  # TOPOPLAN_SCRATCH, read with each executor
+        self.environment_bytes: int | None = None  # TOPOPLAN_SCRATCH, read when a runner is made
         # Arenas move under this lock alone: one transport's call may free the idle arena of
         # another.
         self.lock = threading.RLock()

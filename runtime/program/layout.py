@@ -70,9 +70,9 @@ class Layout:
 
     `numel` is the number of elements of the collective's buffer. Chunks are given by their numbers.
     A chunk is in a block: the whole buffer, or where each member has a part of its own, that part
-    (for alltoall, a pair's part; for demands, one piece). `in_block` has each chunk's range
-    [lo, hi) in its block, `block` is the number of elements of such a part. The i-th part of a
-    buffer is the i-th member's.
+    (for alltoall, a pair's part; for demands, one piece). `in_block` has each chunk's range of
+    elements in its block, `block` is the number of elements of a member's or pair's part. The i-th
+    part of a buffer is the i-th member's.
     """
 
     def __init__(self, schedule: Schedule, numel: int) -> None:

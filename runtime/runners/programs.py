@@ -1,10 +1,11 @@
 """Runners that play compiled programs: the base of all of them, and the one that sends messages.
 
 A candidate is a schedule with a way to carry it out; its program is one rank's list of
-instructions. A program is compiled once for each size, dtype and device, and played in the scratch
-memory that the programs of a transport share (an arena, see scratch.py). A binding is the tensor
-that it runs on: the caller's, or a work buffer of its own. Over NCCL the messages of a tick, a step
-of the schedule, go out in batches on the current stream, and waiting does not stop the host.
+instructions. Buffers are what a call works on: its input and output, and its reduction. A program
+is compiled once for each size, dtype and device, and played in the scratch memory that the programs
+of a transport share (an arena, see scratch.py). A binding is the tensor that it runs on: the
+caller's, or a work buffer of its own. Over NCCL the messages of a tick, a step of the schedule, go
+out in batches on the current stream, and waiting does not stop the host.
 """
 
 from __future__ import annotations
