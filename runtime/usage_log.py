@@ -49,7 +49,7 @@ class GroupUsage:
     """Whether it wants to know why calls are left to the stock collective."""
 
     def count_stock(self, collective: str) -> None:
-        """Count a call of a collective that gloo or NCCL made, though a plan could have."""
+        """Count a call that gloo or NCCL made, of a collective (its name) that may have plans."""
 
     def note_stock_reason(self, collective: str, why: str) -> None:
         """Note why (`why`) a call of a collective was left to gloo or NCCL, for the log."""
