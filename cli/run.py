@@ -66,9 +66,9 @@ def main(argv: list[str] | None = None) -> int:
 def _leaves_errors_to_another_rank() -> bool:
     """Return whether another rank of this host reports bad arguments to the same stderr."""
     from ..runtime.ranks.launch import has_own_log
-    from ..runtime.ranks.launchers import number_of_launch
+    from ..runtime.ranks.launchers import find_global_rank
 
-    return os.environ.get("LOCAL_RANK", str(number_of_launch())) != "0" and not has_own_log()
+    return os.environ.get("LOCAL_RANK", str(find_global_rank())) != "0" and not has_own_log()
 
 
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:

@@ -1,7 +1,9 @@
 """The cache of plans and race results of earlier starts; an extra stores them (group `caches`).
 
-A race times several ways to carry out a collective at one size, its entrants, and keeps the
-fastest; one entrant may be the stock collective, which is gloo's or NCCL's own.
+A plan holds schedules of one collective; a Request (synth/request.py) is what it is made for: a
+collective on a topology, with options. A race times several ways to carry out a collective at one
+size, its entrants, and keeps the fastest; one entrant may be the stock collective, which is gloo's
+or NCCL's own. An Outcome (race.py) is a race's result, an Expected that of an earlier start.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ E = TypeVar("E", bound=Hashable)
 class Contest(Generic[E]):
     """What a plan's races on one machine are cached by, besides their sizes.
 
-    `plan_hash` names the plan, `machine` describes the ranks' hosts, `device` is that of tensors.
-    `with_stock` says whether the stock collective races, too, `wire_format` which codec compresses
-    messages, if any; `players` names what may carry out schedules, if that differs between races of
-    one plan. `name(entrant)` returns a label (None: the stock collective), `number(entrant)` a
-    number that is the same in all starts, `find(number)` the entrant again, None if it may not race
-    now.
+    `plan_hash` names the plan, `machine` describes the ranks' hosts and links, `device` is that of
+    tensors. `with_stock` says whether the stock collective races, too, `wire_format` which codec
+    compresses messages, if any; `players` names what may carry out schedules, if that differs
+    between races of one plan. `name(entrant)` returns a label (None: the stock collective),
+    `number(entrant)` a number that is the same in all starts, `find(number)` the entrant again,
+    None if it may not race now.
     """
 
     plan_hash: str
@@ -59,8 +61,8 @@ class Cache:
     ) -> Expected[E] | None:
         """Return what an earlier race at a size found, to be checked again; None without one.
 
-        `contest` says which race; `size_bytes` counts rounded down to a power of two. None, too, if
-        its entrants can no longer race.
+        `contest` says which race; `size_bytes`, the buffer's as it is sent, counts rounded down to
+        a power of two. None, too, if its entrants can no longer race.
         """
         return None
 

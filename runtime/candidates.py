@@ -48,10 +48,11 @@ class Candidate:
 class Choice:
     """The choice for a size: `candidate`, or None for the stock collective.
 
-    `own` is the best of the plan's candidates, used if the backend has no stock collective for a
-    dtype. `predict_us(size_bytes)` returns the predicted microseconds, None without a prediction.
-    `raced` has the median microseconds of the candidates by label, and is empty without a race;
-    that race was at `raced_bytes` bytes, on the ISO date `raced_on`.
+    `own` is the plan's candidate for a dtype that the backend has no stock collective for: the
+    fastest of a race; without a race `candidate`, or the plan's first. `predict_us(size_bytes)`
+    returns the predicted microseconds, None without a prediction. `raced` has the median
+    microseconds of the candidates by label, and is empty without a race; that race was at
+    `raced_bytes` bytes, on the ISO date `raced_on`.
     """
 
     candidate: Candidate | None

@@ -57,7 +57,7 @@ class Choices:
         self._sender, self._find_worth = candidates.senders[0], find_worth
         check_plan(policy.choose, self.plan)
         self.by_bits: dict[int, Choice] = {}
-        """The choices that were made, by the size in bits."""
+        """The choices that were made, by the bit length of the size in bytes."""
         self._instead: dict[int, Choice] = {}
 
     def find(self, size_bytes: int) -> Choice | None:
@@ -110,7 +110,8 @@ class Choices:
     def replace(self, size_bytes: int, candidate: Entrant, *, is_usual: bool) -> None:
         """Use a candidate, of whatever plan, for a size, and keep the stored choice for later.
 
-        With `is_usual` the stored choice, which `candidate` must be, is used again.
+        `find` then returns it. With `is_usual` the stored choice, which `candidate` must be, is
+        used again.
         """
         bits = size_bytes.bit_length()
         self._instead.pop(bits, None)

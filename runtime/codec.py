@@ -3,7 +3,9 @@
 A codec encodes float32 values in bytes for a message, alike on all ranks. Encoding decoded values
 again gives the same bytes: messages that ranks forward unchanged lose nothing more. A program is
 one rank's list of instructions for a schedule; received values are decoded to staging memory, and
-encoded ones are in the wire buffer. Error feedback adds a call's rounding errors to the next input.
+encoded ones are in the wire buffer. An Encoder writes the instructions that encode messages
+(Encode) and an Encoding carries them out. Error feedback adds a call's rounding errors to the next
+input.
 """
 
 from __future__ import annotations

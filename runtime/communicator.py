@@ -1,6 +1,7 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`.
 
-A plan holds schedules of one collective: which rank sends what to whom, and when. The stock
+A plan holds schedules of one collective: which rank sends what to whom, and when. The dispatcher
+carries out calls, within layers if there are any, such as one that survives a lost link. The stock
 collective is the backend's own (gloo's, NCCL's, MPI's). Collective methods must be called by all
 ranks.
 """
@@ -51,13 +52,13 @@ class Communicator:
     stock collective are run on scratch memory; the fastest is used from then on), `model` (by
     prediction alone, so the same in every run), `plan` (the plan's own ranges of sizes),
     `same-bits` (for reproducible plans: only their schedules race, all of which add every element
-    up in one bracketing, so that its bits do not depend on the size of the buffer or its place in
-    it), or a function. The function gets the size in bytes and the list of candidates, and returns
-    one of them, None for the stock collective, or one of these names for that size; it must return
-    the same on all ranks. `timeout` is the deadline of a call: by then it has ended, or has raised
-    ExecutionError on every rank that is still alive. Races are cached in the folder `cache`
-    (default: TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that the next start
-    tries the winner first; if that folder cannot be used, a warning says so.
+    up in one bracketing (the same partial sums), so that its bits do not depend on the size of the
+    buffer or its place in it), or a function. The function gets the size in bytes and the list of
+    candidates, and returns one of them, None for the stock collective, or one of these names for
+    that size; it must return the same on all ranks. `timeout` is the deadline of a call: by then it
+    has ended, or has raised ExecutionError on every rank that is still alive. Races are cached in
+    the folder `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that
+    the next start tries the winner first; if that folder cannot be used, a warning says so.
 
     `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values are
     sent, whatever the schedule; they are summed in float32, and all ranks end with the same bits.
@@ -93,8 +94,9 @@ class Communicator:
 
     # On members alone; see __getattr__.
     path: CallPath
-    """What carries out the calls."""
+    """What carries out the calls: the dispatcher, or a layer around it."""
     calls: CallCache
+    """Prepares calls, and caches those that recur on the same tensors."""
 
     def __init__(  # noqa: PLR0913 (what users set; ranks that make no calls)
         self,

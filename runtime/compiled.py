@@ -140,8 +140,12 @@ class Compiled:
     """The program of one rank for a candidate (schedule and runner), a length, dtype and device.
 
     `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it;
-    `calls` describes calls to `listeners`, which time them. `codec` compresses messages, if given.
-    Raise InputError if two ranks have too many messages for each other.
+    `calls` describes calls to `listeners`, which time or count them. `codec` compresses messages,
+    if given. `program` is what runs, `messages` the Program of messages, the same here.
+    `sent_bytes` is what this rank sends in a call. `in_place` says that the call works in place, on
+    the rank's own tensor, `divides` that the program divides the sums of an average itself. `call`
+    describes the call in errors, `own` is the binding to a work buffer of the program's own. Raise
+    InputError if two ranks have too many messages for each other.
     """
 
     # Whether messages cross links, which may become slow.

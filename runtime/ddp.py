@@ -1,5 +1,7 @@
 """The DDP hook: model.register_comm_hook(None, topoplan.ddp_hook(plan, compress="int8", ...)).
 
+A plan holds schedules of an allreduce; a Policy has the options of how it is carried out.
+
 No postponed annotations here: DDP compares the annotations of a hook with the types themselves.
 """
 
@@ -89,9 +91,9 @@ def ddp_hook(  # noqa: PLR0913 (what users set)
 class DdpHook:
     """A DDP communication hook that runs one allreduce plan: `register_comm_hook(None, hook)`.
 
-    Frameworks that take DDP's hooks take it, too. It can be pickled, and so can a model that has
-    it: a copy has the plan and the options, no error feedback, and meets the ranks of the default
-    group at its first bucket.
+    `ddp_hook` makes it, and explains the parameters. Frameworks that take DDP's hooks take it, too.
+    It can be pickled, and so can a model that has it: a copy has the plan and the options, no
+    rounding errors to feed back, and meets the ranks of the default group at its first bucket.
     """
 
     def __init__(

@@ -1,10 +1,12 @@
 """The dispatcher: carries out a plan's collective, for each size by the candidate that is chosen.
 
-A candidate is a schedule of the plan with a way to carry it out; the stock collective is gloo's,
-NCCL's or MPI's own. Users hold a `Communicator`; the benchmark, the calibration, the backend and
-the DDP hook work with its dispatcher. At the first call of a size (rounded to a power of two), all
-ranks race (time) the candidates and the stock collective on scratch memory; the slowest rank's
-median decides. A race can also be held on the calls that users make.
+A candidate is a schedule of the plan with a way to carry it out; a runner carries it out; the stock
+collective is gloo's, NCCL's or MPI's own. Buffers are what a call works on: its input and output,
+and its reduction. A transport is a group of ranks with what carries their messages. Users hold a
+`Communicator`; the benchmark, the calibration, the backend and the DDP hook work with its
+dispatcher. At the first call of a size (rounded to a power of two), all ranks race (time) the
+candidates and the stock collective on scratch memory; the slowest rank's median decides. A race can
+also be held on the calls that users make.
 """
 
 from __future__ import annotations
@@ -88,11 +90,12 @@ class CallPath(Protocol):
 class Dispatcher:
     """Carries out the collective of `plan` over a transport, on tensors of its device.
 
-    Making it is collective over the transport's ranks. `senders` send messages, the first over the
-    transport's own links, others to ranks that these do not reach. If not `with_stock`, no stock
-    collective runs. `find_worth`, if given, says which candidates are worth trying in place of
-    predictions. Raise InputError if the plan has no schedule that all ranks round identically, or
-    the policy asks for a runner that is not installed; ExecutionError if a rank does not answer.
+    Making it is collective over the transport's ranks. `policy` has the user's options. `senders`
+    are the runners that send messages, the first (`messages`) over the transport's own links,
+    others to ranks that these do not reach. If not `with_stock`, no stock collective runs.
+    `find_worth`, if given, says which candidates are worth trying in place of predictions. Raise
+    InputError if the plan has no schedule that all ranks round identically, or the policy asks for
+    a runner that is not installed; ExecutionError if a rank does not answer.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class Dispatcher:
         self.choices = Choices(self.candidates, transport, policy, machine, find_worth)
         self._races_on_calls = False
         self.races: dict[int, OnCalls[Candidate]] = {}
-        """The races that go on on users' calls, by the size in bits."""
+        """The races that go on on users' calls, by the bit length of the size in bytes."""
 
     def _find_senders(self, plan: Plan, senders: Sequence[Messages]) -> Sequence[Messages]:
         """Return what sends messages as the plan promises. Collective.
@@ -210,7 +213,10 @@ class Dispatcher:
         return self.transport.control.exchange(value)
 
     def observe(self, observer: Observer) -> None:
-        """Report the calls made from now on to an observer, too."""
+        """Report the calls made from now on to an observer, too.
+
+        Functions that `bind` or `make_play` returned before may not tell it.
+        """
         self.observers.append(observer)
         for observed in (*self.runners.values(), self._stock):
             observed.observe(observer)
@@ -270,7 +276,8 @@ class Dispatcher:
     def use(self, buffers: Buffers, candidate: Entrant) -> None:
         """Choose a candidate (None: the stock collective) for the buffers' size.
 
-        All ranks must choose the same.
+        The scratch memory of the transport is freed, and so are other candidates' programs (see
+        `forget`). All ranks must choose the same.
         """
         self.choices.settle(self._size_of(buffers), candidate)
         free_arenas(self.transport)
@@ -279,15 +286,16 @@ class Dispatcher:
     def use_instead(self, buffers: Buffers, candidate: Entrant, *, is_usual: bool) -> None:
         """Use a candidate for the buffers' size in place of the stored choice, which is kept.
 
-        With `is_usual` the stored choice, which `candidate` must be, is used again.
+        With `is_usual` the stored choice, which `candidate` must be, is used again. Programs of
+        other candidates are dropped (see `forget`).
         """
         self.choices.replace(self._size_of(buffers), candidate, is_usual=is_usual)
         self.forget(buffers, candidate)
 
     def forget(self, buffers: Buffers, keep: Entrant) -> None:
-        """Drop the cached programs for buffers of this size, except those of `keep`.
+        """Drop the cached programs for buffers of this size, except those of `keep`, after a race.
 
-        Call it after a race.
+        Observers are told to forget the calls of this size, which were the race's.
         """
         for observer in self.observers:
             observer.begin_anew(self._size_of(buffers))
@@ -408,10 +416,10 @@ class Dispatcher:
         self._races_on_calls = True
 
     def hold_race(self, buffers: Buffers) -> Choice:
-        """Race the candidates for the buffers' size on scratch calls, and return the choice.
+        """Race the candidates for the buffers' size on scratch calls; store and return the choice.
 
         Each runs as it would run repeatedly: on the caller's own tensors if every candidate leaves
-        the same result there, else on copies. Collective.
+        the same result there, else on copies. Collective; raise ExecutionError if a rank fails.
         """
         source, target, name = buffers.source, buffers.target, self.plan.collective.name
         size_bytes = self._size_of(buffers)

@@ -104,7 +104,10 @@ def check_one_of(name: str, value: object, known: Sequence[str]) -> None:
 
 
 def read_executor() -> str:
-    """Return the executor named by TOPOPLAN_EXECUTOR, by default "auto"; raise InputError."""
+    """Return how schedules are carried out, as TOPOPLAN_EXECUTOR says, by default "auto".
+
+    Raise InputError if it is none of the known ways.
+    """
     return read_one_of(EXECUTOR, EXECUTORS)
 
 

@@ -2,8 +2,9 @@
 
 An option of a Policy asks for a layer by its name; extras add them to the group `layers`. The core
 knows none of them. A dispatcher carries out the calls of one plan; a path is a dispatcher or layers
-around one. Links carry messages between ranks; a transport is a group of ranks with its links. The
-stock collective is the backend's own, without a plan.
+around one. Buffers are what a call works on: its input and output, and its reduction. Links carry
+messages between ranks; a transport is a group of ranks with its links. The stock collective is the
+backend's own, without a plan.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from .dispatcher import CallPath, Dispatcher
 from .ranks.links import Links
 from .ranks.transport import Transport
 
-# Makes a way of calls for another plan over another transport, within which all inner layers are,
-# given what is worth trying there.
+# Makes a path for another plan over another transport, within all inner layers, given what is worth
+# trying there.
 MakePath = Callable[[Plan, Transport, FindWorth], CallPath]
 
 
@@ -170,7 +171,8 @@ class _PathWithin:
 class SharedLayers:
     """The layers that all communicators of a transport go through, the innermost first.
 
-    With `leaves_stock` stock collectives may run within all of them.
+    It is kept with the transport (Transport.attach). With `leaves_stock` stock collectives may run
+    within all of them.
     """
 
     layers: tuple[Layer, ...]

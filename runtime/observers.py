@@ -1,6 +1,7 @@
 """Observers that extras add to everything that sends messages (group `observers`).
 
-An observer is told of calls and messages, for instance to measure links.
+An observer is told of calls and messages, for instance to measure links. A transport is a group of
+ranks with what carries their messages.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from typing import Final
 
 # How the schedule for a size is picked (Communicator explains it). With "same-bits" every schedule
-# that races adds each element up in one bracketing.
+# that races adds each element up in one bracketing (the same partial sums).
 SAME_BITS = "same-bits"
 MODES = ("race", "model", "plan", SAME_BITS)
 # How schedules are executed.
 POINT_TO_POINT, ONE_SIDED, AUTO = "point-to-point", "one-sided", "auto"
 EXECUTORS = (AUTO, ONE_SIDED, POINT_TO_POINT)
-# Where values are rounded that are sent compressed.
+# When values are rounded that are sent compressed: whenever they are sent, or each contribution
+# once, and then the sum once.
 REDUCTIONS = ("hops", "once")
 # What to do when a link is lost, and when one becomes slow.
 REPLAN: Final = "replan"

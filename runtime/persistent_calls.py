@@ -37,10 +37,10 @@ Key = tuple[int, int, torch.dtype]
 class PersistentCall:
     """A collective on `buffers`, which can run repeatedly as long as their memory stays valid.
 
-    `path` carries it out (the dispatcher, with any layers). After each run the functions in the
-    list `then` are called in turn, such as one that copies the result from the flat target to an
-    output that is not contiguous; callers may append others. The target of a cached call is a view
-    of the caller's tensor that does not keep its memory alive.
+    `path` carries it out (a CallPath: the dispatcher, with any layers). After each run the
+    functions in the list `then` are called in turn, such as one that copies the result from the
+    flat target to an output that is not contiguous; callers may append others. The target of a
+    cached call is a view of the caller's tensor that does not keep its memory alive.
     """
 
     def __init__(self, path: CallPath, buffers: Buffers) -> None:

@@ -59,14 +59,15 @@ class Policy:
 
     `choose` (race, model, plan, same-bits, or a function) picks the schedule for a size, `timeout`
     limits a call, `compress` names a codec for messages, `reduction` says where it rounds (hops,
-    once), `executor` how schedules are carried out (messages, shared memory), `on_fault` and
-    `on_slow` what happens when a link is lost or slow, `cache` is the folder of plans and race
-    results. `runners` names what other packages add to carry out calls (entry points
-    `topoplan.runners`), `around` the layers that they put around calls (`topoplan.layers`), the
-    innermost first. `time_limit_s` of a synthesis, `least_bytes` of a buffer, `scratch` memory and
-    `helpers` are the backend's alone, whose timeout is its group's. Environment variables decide
-    where `executor`, `on_fault`, `cache`, `scratch`, `time_limit_s`, `least_bytes` or `helpers` are
-    not given. Raise InputError if an option is invalid or contradicts another one.
+    once), `executor` how schedules are carried out (point-to-point: by messages, one-sided: in
+    shared memory, auto: both race), `on_fault` and `on_slow` what happens when a link is lost or
+    slow, `cache` is the folder of plans and race results. `runners` names what other packages add
+    to carry out calls (entry points `topoplan.runners`), `around` the layers that they put around
+    calls (`topoplan.layers`), the innermost first. `time_limit_s` of a synthesis, `least_bytes` of
+    a buffer, `scratch` memory and `helpers` (ranks that carry bytes for a group) are the backend's
+    alone, whose timeout is its group's. Environment variables decide where `executor`, `on_fault`,
+    `cache`, `scratch`, `time_limit_s`, `least_bytes` or `helpers` are not given. Raise InputError
+    if an option is invalid or contradicts another one.
     """
 
     choose: ChooseMode = MODES[0]

@@ -2,8 +2,9 @@
 
 A Work is torch's object to wait for a call. On CPUs a thread runs calls; a call that the caller
 waits for anyway runs in the caller's thread, if no call is before it. On GPUs they are put on a
-stream, and only streams wait. The DDP hook and the backend both make their calls here. A stock call
-is one by the backend's own collective, without a plan.
+stream, and only streams wait. The DDP hook and the backend both make their calls here. A
+PersistentCall is a call that is checked and ready to run; a stock call is one by the backend's own
+collective, without a plan.
 """
 
 from __future__ import annotations

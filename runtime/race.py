@@ -32,7 +32,7 @@ FAR_OFF = 0.5
 def is_worthwhile(own_s: float, usual_s: float, *, short: float = _WORTHWHILE_SHORT) -> bool:
     """Return whether an entrant, with `own_s` seconds, beats the usual one by enough to replace it.
 
-    It may take a fixed fraction of `usual_s`, or the fraction `short` where that time is short.
+    It may take 0.95 of `usual_s`, or the fraction `short` of it where that is less than 1 ms.
     """
     return own_s <= (short if usual_s < _SHORT_S else WORTHWHILE) * usual_s
 

@@ -45,9 +45,9 @@ _MAX_LOWERED_MESSAGES = 4096
 class Candidates:
     """The candidates for a plan's calls, by the runners that all ranks have.
 
-    `senders` are the runners that send messages: a schedule goes by the first of them that reaches
-    all its ranks. `others` carry out schedules in other ways, such as in shared memory. Both are
-    the same on all ranks, and so are the candidates, which depend on nothing else.
+    `senders` are the runners (Messages) that send messages: a schedule goes by the first of them
+    that reaches all its ranks. `others` carry out schedules in other ways, such as in shared
+    memory. Both are the same on all ranks, and so are the candidates, which depend on nothing else.
     """
 
     def __init__(self, plan: Plan, senders: Sequence[Messages], others: Sequence[Runner]) -> None:
@@ -56,7 +56,7 @@ class Candidates:
 
     @cached_property
     def families(self) -> list[Family]:
-        """The usable schedules of the plan, each with its segmentations."""
+        """The plan's schedules that Messages.is_usable allows, each with its segmentations."""
         sender = self.senders[0]
         usable = filter(sender.is_usable, self.plan.schedules)
         return [
@@ -138,10 +138,11 @@ class Candidates:
     ) -> list[Candidate]:
         """Return the candidates whose predicted time on `machine` is near the best, the best first.
 
-        These are the best segmentation of each such schedule, each followed by a coarser one, since
-        the predicted costs of messages may be wrong. The plan's own schedule for the size comes
-        last. If they will race (`is_raced`), candidates of other runners, whose time is not
-        predicted, are added; with `is_alone` these are the only ones, if there are any.
+        Near is up to 1.4 times the best. These are the best segmentation of each such schedule,
+        each followed by a coarser one, since the predicted costs of messages may be wrong. The
+        plan's own schedule for the size comes last. If they will race (`is_raced`), candidates of
+        other runners, whose time is not predicted, are added; with `is_alone` these are the only
+        ones, if there are any.
         """
         ranking = fastest(
             self.families,
@@ -213,7 +214,10 @@ class Candidates:
         return [self.all[index] for index in indices], second
 
     def is_lean(self, candidate: Candidate, size_bytes: int) -> bool:
-        """Return whether a candidate needs little enough scratch memory to race at a size."""
+        """Return whether a candidate needs little enough scratch memory to race at a size.
+
+        From 16 MiB on, that is at most 1.5 times the buffer for received messages on any rank.
+        """
         if size_bytes < _LEAN_BYTES or not self._runners[candidate.runner].stages:
             return True
         is_batched = self.senders[0].transport.links.is_batched

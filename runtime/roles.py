@@ -1,7 +1,8 @@
 """A rank's role in a plan: whether it makes the plan's calls, and over which ranks.
 
-Members make the calls of a plan; helpers pass on data for them; other ranks do nothing. An extra
-adds the roles of ranks if there are helpers (group `roles`).
+Members make the calls of a plan; helpers pass on data for them; both are its participants; other
+ranks do nothing. A transport is a group of ranks with what carries their messages. An extra adds
+the roles of ranks if there are helpers (group `roles`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Manage scratch memory: one arena for all programs of a transport, one budget for the process.
 
-The programs of a transport run one after another, so they can share memory. A program takes views
-of the arena when it runs: for messages in flight, for encoding, and for a work buffer if it cannot
-work on the caller's tensor. The views are cached until the arena moves, that is, grows or is freed;
-the next call then takes new ones.
+A program is one rank's list of instructions for a schedule; a transport is a group of ranks with
+what carries their messages. The programs of a transport run one after another, so they can share
+memory. A program takes views of the arena when it runs: for messages in flight, for encoding, and
+for a work buffer if it cannot work on the caller's tensor. The views are cached until the arena
+moves, that is, grows or is freed; the next call then takes new ones.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Budget:
 
     def __init__(self) -> None:
         self.given_bytes: int | None = None
-        self.environment_bytes: int | None = None  # TOPOPLAN_SCRATCH, read with each executor
+        self.environment_bytes: int | None = None  # TOPOPLAN_SCRATCH, read when a runner is made
         # Arenas move under this lock alone: one transport's call may free the idle arena of
         # another.
         self.lock = threading.RLock()

@@ -24,9 +24,10 @@ Summary: TypeAlias = Any
 class CountedGroup:
     """The group called `name`, or a hook, whose calls are counted.
 
-    `list_used` returns its communicators by collective, and `mode` is their choose mode; without
-    it, plans are off. `is_first` says that this is its first rank. `stock` is torch's name for what
-    runs its stock collectives on GPUs: torch has several engines for NCCL, which differ in speed.
+    `ranks` are its global ranks. `list_used` returns its communicators by collective (None: plans
+    are off), and `mode` is how these choose schedules (race, model, ...). `is_first` says that this
+    is its first rank, `is_hook` that it is a hook. `stock` is torch's name for what runs its stock
+    collectives on GPUs: torch has several engines for NCCL, which differ in speed.
     """
 
     name: str
@@ -48,7 +49,7 @@ class GroupUsage:
     """Whether it wants to know why calls are left to the stock collective."""
 
     def count_stock(self, collective: str) -> None:
-        """Count a call of a collective that gloo or NCCL made, though a plan could have."""
+        """Count a call that gloo or NCCL made, of a collective (its name) that may have plans."""
 
     def note_stock_reason(self, collective: str, why: str) -> None:
         """Note why (`why`) a call of a collective was left to gloo or NCCL, for the log."""

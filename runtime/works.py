@@ -117,7 +117,9 @@ class Progress:
 class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
     """The Work of a call that topoplan runs; `wait` raises the call's error unchanged.
 
-    `progress` has the call's state.
+    `progress` has the call's state, `_tensors` hold its result; a subclass must set both when it is
+    made. At run time the base is `object`: each subclass also has the class of torch's Work that
+    suits its device.
     """
 
     _tensors: list[torch.Tensor]

@@ -1,7 +1,8 @@
 """Hooks around the calls that a group of the backend "topo" makes by plans; extras override them.
 
 A plan says how the ranks carry out one collective; a transport is what carries its messages. The
-plain group (gloo or NCCL) runs stock collectives, those without a plan.
+plain group (gloo or NCCL) runs stock collectives, those without a plan. A CallCheck compares the
+calls that the ranks make.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The base of the backend's process groups: each call goes through a plan or to the plain group.
 
-A plan says how the ranks carry out one collective; a communicator runs it. The plain group is
-gloo's or NCCL's, whose own collectives are called stock.
+A plan says how the ranks carry out one collective; a communicator runs it. A PersistentCall is a
+call of a communicator that is ready to run. The plain group is gloo's or NCCL's, whose own
+collectives are called stock.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ class GroupCall:
 class BaseGroup(GroupLifetime):
     """A process group that runs calls through plans where it has them.
 
-    Subclasses define the collectives; all other methods are the plain group's.
+    Its base sets it up. Subclasses define the collectives; all other methods are the plain group's.
     """
 
     @property

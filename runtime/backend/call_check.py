@@ -19,8 +19,8 @@ class CallCheck:
     """A comparison of this rank's calls with the other ranks'; this base class compares nothing.
 
     `rank` is this rank's number in the group, `ranks` are the group's global ranks, `store` is what
-    they exchange texts by. If calls differ, `break_off` is called with the error, which `error`
-    keeps.
+    they exchange texts by. If calls differ, `break_off`, which makes all calls of the group fail,
+    is called with the error, which `error` keeps.
     """
 
     error: ExecutionError | None = None

@@ -37,8 +37,9 @@ class CollectiveGroup(BaseGroup):
     Floating-point buffers from `least_bytes` on (others from 1 MiB on) go through plans: allreduce,
     reduce-scatter, allgather, broadcast, reduce, and alltoall if the user promised equal parts;
     SUM, AVG, PRODUCT, MIN and MAX. Every rank must make the same decision, so it depends only on
-    values that are equal on all ranks. The plain group does the rest, and here has AVG over gloo,
-    too.
+    values that are equal on all ranks. The plain group does the rest, such as calls in another form
+    than a method expects, and here has AVG over gloo, too. In a method's `opts`, torch's options of
+    the collective, `asyncOp` says whether the caller goes on without waiting.
     """
 
     def allreduce(  # type: ignore[override]
@@ -164,7 +165,8 @@ class CollectiveGroup(BaseGroup):
     ) -> dist.Work:
         """Collect every rank's input tensor in its list of output tensors; return the work.
 
-        Each argument is a list of one item: the output list has a tensor per rank.
+        Each argument is a list of one item: the output list has a tensor per rank. If the tensors
+        differ in size or dtype, the plain group makes the call.
         """
         opts = AllgatherOptions() if opts is None else opts
         parts, tensor = _single(output_tensors), _single(input_tensors)
@@ -200,7 +202,10 @@ class CollectiveGroup(BaseGroup):
         )
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
-        """Concatenate every rank's `input` in `output` (ranks times as long); return the work."""
+        """Concatenate every rank's `input` in `output` (ranks times as long); return the work.
+
+        The plain group makes the call if the lengths do not fit, or the dtypes differ.
+        """
         opts = AllgatherOptions() if opts is None else opts
         fits = output.numel() == input.numel() * self.size() and output.dtype == input.dtype
         return self._call(
@@ -240,7 +245,7 @@ class CollectiveGroup(BaseGroup):
         """Reduce lists of one tensor per rank; rank i gets the i-th result. Return the work.
 
         Each argument is a list of one item: the output tensor, and the input list. `opts` has the
-        reduction.
+        reduction. If the tensors differ in size or dtype, the plain group makes the call.
         """
         opts = ReduceScatterOptions() if opts is None else opts
         output, parts = _single(output_tensors), _single(input_tensors)
@@ -273,7 +278,8 @@ class CollectiveGroup(BaseGroup):
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """Reduce `input` over all ranks and keep this rank's part in `output`; return the work.
 
-        `input` is ranks times as long as `output`.
+        `input` is ranks times as long as `output`; if it is not, or the dtypes differ, the plain
+        group makes the call.
         """
         opts = ReduceScatterOptions() if opts is None else opts
         fits = input.numel() == output.numel() * self.size() and output.dtype == input.dtype
@@ -344,10 +350,11 @@ class CollectiveGroup(BaseGroup):
     ) -> dist.Work:
         """Send part j of `input` to rank j, and receive rank j's part in part j of `output`.
 
-        Return the work. The sizes of parts are lists of rows, empty for equal parts. A plan is used
-        only if the user promised even parts: with three equal parts to send and three to receive on
-        rank 0, ranks 1 and 2 may send each other more, so ranks that decided by their own sizes
-        could decide differently, and wait for ever.
+        Return the work. The sizes of parts are lists of numbers of rows, empty for equal parts. A
+        plan is used only if the user promised equal parts (option `even_alltoall`): with three
+        equal parts to send and three to receive on rank 0, ranks 1 and 2 may send each other more,
+        so ranks that decided by their own sizes could decide differently, and wait for ever. Raise
+        InputError if parts are not equal though that was promised.
         """
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes

@@ -2,7 +2,8 @@
 
 A plan says how the ranks carry out one collective, a communicator runs a plan, a transport carries
 its messages. Each is made when it is first used: the search for a plan begins at the first call of
-its collective, in the background; the queue makes the communicator at the first call that uses the
+its collective, in the background; the queue, which runs calls in order, makes the communicator at
+the first call that uses the plan. A SizeState says from which call on the calls of one size use the
 plan. The plain group (gloo or NCCL) makes calls without a plan, by its own (stock) collectives.
 """
 

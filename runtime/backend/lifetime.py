@@ -38,8 +38,11 @@ class GroupLifetime(PlainCalls):
     """The set-up of a process group, and its end; the base class passes calls to the plain group.
 
     `place` is torch's description of the group (DistributedBackendOptions), `options` the
-    backend's, None for those of the environment. `timeout` is the time limit of a call;
-    `name_in_launch` is torch's name of the group.
+    backend's, None for those of the default group or else of the environment. `timeout` is the time
+    limit of a call; `name_in_launch` is torch's name of the group. `ranks` are its global ranks,
+    `whole` says whether these are all. `attempt` names the attempt of the launch: launchers may
+    start ranks again in the same store (ranks/store.py); "" if they do not. `planned` carries out
+    calls by plans, `check` compares the ranks' calls, `usage` counts them.
     """
 
     # torch's contract for groups whose ranks can change (torch 2.14), and others.

@@ -34,7 +34,8 @@ Plans = str | Path | Plan | Sequence[str | Path | Plan]
 class BackendOptions:
     """The options of the backend, validated; `backend_options` explains and creates them.
 
-    `plans` is what the user named or a word (auto, off); `policy` says how plans are carried out.
+    `plans` is what the user named or a word (auto, off); `policy` says how plans are carried out;
+    `even_alltoall` is the promise of that name, `transport` the name of what sends messages.
     `scope` says what a group's plans are for, if not for the GPUs of its own ranks alone.
     `expected_splits` are the sizes promised for all_to_all_single, a matrix or this rank's row.
     """

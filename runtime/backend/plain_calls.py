@@ -84,9 +84,9 @@ def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, Gloo,
 class PlainCalls(dist.ProcessGroup):
     """A process group that passes all collectives, messages and settings to the group `plain`.
 
-    `planned` has the communicators that run plans, for subclasses; `transports` names the backend
-    ("gloo", "nccl") of each device type; `ranks` are the group's global ranks; `check` compares
-    calls between ranks.
+    Subclasses set the attributes. `planned` has the communicators that run plans; `transports`
+    names the backend ("gloo", "nccl") of each device type; `ranks` are the group's global ranks;
+    `check` compares calls between ranks; `options` are the backend's.
     """
 
     options: BackendOptions

@@ -1,8 +1,9 @@
 """The search for a collective's plan: rank 0 loads or synthesizes it, and sends it to the others.
 
 Everything goes through the group's store, in a background thread, so only the ranks of the group
-take part, and only rank 0 needs files and time. Modules that read, join and change machines are
-imported only if there is a machine to plan for, not for plans from files.
+take part, and only rank 0 needs files and time. Rank 0's answer is JSON data with the plan, an
+error, or neither. Modules that read, join and change machines are imported only if there is a
+machine to plan for, not for plans from files.
 """
 
 import json
@@ -74,6 +75,7 @@ class PlanFinder:
         self.options, self.store, self.scope, self.timeout = options, store, scope, timeout
         self._addresses = addresses
         self.is_auto = options.plans == AUTO
+        """Whether plans are synthesized for the machine of the ranks, as the user named none."""
         self.rank, self.ranks = scope.rank, scope.ranks
         self.off = options.off or len(scope.ranks) < 2
         """Whether plans are turned off for all collectives."""
@@ -85,6 +87,7 @@ class PlanFinder:
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self.source: PlanFiles | Topology | None = None
+        """The plans that the user named, or the topology to plan for; None before they are read."""
         self.whys: dict[str, str] = {}
         """Why there is no plan for a collective, by its name; on rank 0 only."""
 

@@ -26,9 +26,10 @@ def load_or_synthesize(
 ) -> Plan:
     """Return the plan for a request: from the cache in `folder`, or synthesized and cached there.
 
-    Either is verified. With `is_stopped`, a separate process synthesizes, which is ended when that
-    returns True. A plan whose search reached the time limit is not cached; nothing is if `folder`
-    is None. Raises like `synthesize`: InputError, InfeasibleError or TimeLimitError.
+    The request says what is planned: a collective on a topology, the search's time limit, and
+    options. Either plan is verified. With `is_stopped`, a separate process synthesizes, which is
+    ended when that returns True. A plan whose search reached the time limit is not cached; nothing
+    is if `folder` is None. Raises like `synthesize`: InputError, InfeasibleError or TimeLimitError.
     """
     collective, cache = request.collective, find_cache()
     what = f"{collective.name} over {collective.spelled_ranks}"

@@ -27,6 +27,7 @@ class Scope:
     `ranks` are the group's global ranks, of which this rank is `ranks[rank]`. `whole` says that
     these are all ranks of the launch: then the plans that the user named must fit it. Other groups
     go without a plan if none fits. `helpers` are ranks that pass on data for the group; here none.
+    Demands are collectives of which each piece is listed, with the ranks that hold and need it.
     """
 
     insists = True

@@ -1,6 +1,7 @@
 """Decide, alike on all ranks, from which call on the calls of one size go through their plan.
 
-Until then they use the stock collective, which is gloo's or NCCL's own.
+Until then they use the stock collective, which is gloo's or NCCL's own. In a trial schedules of the
+plan and stock get some of the first calls each, to find the fastest.
 """
 
 from collections.abc import Callable
@@ -78,7 +79,10 @@ class SizeState:
         return not self.begun or call <= self._first_planned + MAX_CALLS
 
     def is_first(self, call: int) -> bool:
-        """Return whether `call` is the first of this size, so that it may wait for all ranks."""
+        """Return whether `call` is the first of this size, and waits for all ranks in any case.
+
+        It does if it goes through the plan, or if no rank ends the collective before all begin it.
+        """
         return call == 0 and (self.begun or self.key[0] in MEETING)
 
     def is_known(self, call: int) -> bool:

@@ -1,8 +1,10 @@
 """Time a plan and the stock collective like nccl-tests, and check every element.
 
-The stock collective is the backend's own (gloo's, NCCL's, MPI's). A time is the slowest rank's,
-from a barrier on; the median over the iterations, in which plan and stock take turns. Results are
-compared with float64 sums of the same random data, which every rank can compute for every other.
+The stock collective is the backend's own (gloo's, NCCL's, MPI's). A communicator runs a plan over a
+transport, a group of ranks with what carries their messages. Members make the calls of a plan,
+helpers pass on data for them. A time is the slowest rank's, from a barrier on; the median over the
+iterations, in which plan and stock take turns. Results are compared with float64 sums of the same
+random data, which every rank can compute for every other.
 """
 
 import statistics
@@ -28,13 +30,14 @@ from .bench_data import OPS, BenchBuffers, BenchSettings
 class BenchRow:
     """One row of the table: median times in microseconds, None without a plan or stock collective.
 
-    `size_bytes` is that of the collective's buffer, `ratio` is `stock_us` / `plan_us`, `algbw_GBps`
-    the size by time, `busbw_GBps` nccl-tests' bus bandwidth of it, `bound_fraction` the share of
-    the plan's bound that is reached, `wrong` the number of wrong elements. `wire_bytes` is the
-    total that all ranks send in one call of the plan's schedule, and `relayed_bytes` what each rank
-    of a topology sends in it for others as a helper, None if all ranks are members. `rms_error` is
-    the root mean square error of the elements over their root mean square. `place` is "in" if
-    results replaced the input, else "out".
+    `size_bytes` is that of the collective's buffer, `schedule` names what the plan's calls used
+    ("stock" without a plan), `predicted_us` is its predicted time, `ratio` is `stock_us` /
+    `plan_us`, `algbw_GBps` the size by time, `busbw_GBps` nccl-tests' bus bandwidth of it,
+    `bound_fraction` the share of the plan's bound that is reached, `wrong` the number of wrong
+    elements. `wire_bytes` is the total that all ranks send in one call of the plan's schedule, and
+    `relayed_bytes` what each rank of a topology sends in it for others as a helper, None if all
+    ranks are members. `rms_error` is the root mean square error of the elements over their root
+    mean square. `place` is "in" if results replaced the input, else "out".
     """
 
     size_bytes: int
@@ -255,8 +258,8 @@ def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], o
 def find_scale(communicator: Communicator) -> float | None:
     """Return how many times as fast the emulated machine's links are as the plan's.
 
-    1.0 if the communicator's ranks run on the plan's machine, None if they run on one with other
-    links.
+    topo-emulate makes such a machine, for ranks to run on, out of network namespaces. 1.0 if the
+    communicator's ranks run on the plan's machine, None if they run on one with other links.
     """
     at_hand, plan = communicator.dispatcher.machine.topology, communicator.plan.topology
     if at_hand is None or at_hand is plan:

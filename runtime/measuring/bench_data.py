@@ -52,9 +52,10 @@ class BenchBuffers:
     """Input and output of one size on one rank, with random data that every rank can compute.
 
     `size_bytes` is the size of the collective's whole buffer. `in_place` (default: as torch has the
-    collective) makes results replace the input. For a collective on a tensor in parts, the shorter
-    of input and output is this rank's part of the longer one. Out of place, a collective that takes
-    one tensor gets `input` copied to `output` before each call.
+    collective) makes results replace the input. For a collective on a tensor in parts (`in_parts`),
+    the shorter of input and output is this rank's part of the longer one: `part` elements, at the
+    slice `own` of all `numel`. Out of place, a collective that takes one tensor gets `input` copied
+    to `output` before each call.
     """
 
     def __init__(

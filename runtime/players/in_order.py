@@ -1,7 +1,8 @@
 """The player of programs in their own order: by message over gloo, by a tick's batch over NCCL.
 
 A program is one rank's list of instructions for a schedule; a tick is a step in which messages are
-posted together.
+posted together. An extra may watch the player's waits, to end one that gloo would not end
+(ranks/waits.py).
 """
 
 import time

@@ -1,7 +1,8 @@
 """The contract of players, the operations that they play, and what observers of calls are told.
 
-A program is one rank's list of instructions for a schedule; a player runs it. A post begins a send
-or a receive.
+A program is one rank's list of instructions for a schedule; a player runs it. A Post begins a send
+or a receive, a batch is the messages that NCCL sends together. The work buffer has all chunks of
+the collective's buffer that the rank holds during a call.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,8 @@ SEND, RECEIVE, AWAIT, EXCHANGE, LOCAL = range(5)
 # One of the codes above, two operands, and a number.
 #
 # A send or receive has a list of one view, the peer, and the tag; AWAIT the number of the post;
-# EXCHANGE batches, and their instruction; LOCAL a function (see local.py), and the bytes that it
-# works on as the number.
+# EXCHANGE batches, and their instruction; LOCAL a function (see players/local.py), and the bytes
+# that it works on as the number.
 Operation = tuple[int, Any, Any, int]
 
 
@@ -41,7 +42,7 @@ class Player(Protocol):
     """What runs one program, repeatedly, on one set of buffers."""
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Run the program once; on CPUs it has ended when this returns.
+        """Run the program once; on CPUs it has ended when this returns, on GPUs it is on a stream.
 
         Raise PlayError, at `deadline` (time.monotonic) at the latest. `stamp` is called for each
         send when it is about to be posted and for each receive when it has arrived; then the host
@@ -50,7 +51,7 @@ class Player(Protocol):
 
 
 class PlayedProgram(Protocol):
-    """What the owner of a program's buffers must know of it."""
+    """What the owner of a program's buffers must know of it; extras have their own kinds."""
 
     @property
     def rank(self) -> int:
@@ -66,7 +67,7 @@ class PlayedProgram(Protocol):
 
     @property
     def fills(self) -> tuple[Move, ...]:
-        """The copies from the input to the work buffer, before the instructions."""
+        """The copies (Move) from the input to the work buffer, before the instructions."""
 
     @property
     def drains(self) -> tuple[Move, ...]:
@@ -77,9 +78,10 @@ class PlayedProgram(Protocol):
 class ObservedCalls:
     """Calls of one kind, for observers: one collective on buffers of one size.
 
-    `call` describes them, `label` names what carries them out, `size_bytes` is the size of a buffer
-    as it is sent, `sent_bytes` what this rank sends in a call; `crosses_links` says whether
-    messages cross links.
+    `call` describes them, `label` names what carries them out (a candidate's label, or "stock"),
+    `size_bytes` is the size of a buffer as it is sent. `sent_bytes` is what this rank sends in a
+    call, 0 if no program carries it out; `crosses_links` says whether messages cross the machine's
+    links, which may become slow.
     """
 
     call: str
@@ -95,7 +97,7 @@ class Listener(Protocol):
     def begin(self) -> Stamp | None:
         """Note that a call begins; return a function to call with each message, or None.
 
-        Of calls that cross no links only the end is told.
+        Of calls that cross no links perhaps only the end is told.
         """
 
     def end(self, number: int | None, /) -> None:
@@ -124,11 +126,11 @@ class Observed:
     observers: tuple[Observer, ...] = ()
 
     def observe(self, observer: Observer) -> None:
-        """Let an observer listen to the calls made from now on, too."""
+        """Let an observer listen, too, to the calls that are prepared from now on."""
         self.observers = (*self.observers, observer)
 
     def ignore(self, observer: Observer) -> None:
-        """Let an observer listen to no further call."""
+        """Let an observer listen to no call that is prepared from now on."""
         self.observers = tuple(x for x in self.observers if x is not observer)
 
     def listen(self, calls: ObservedCalls) -> tuple[Listener, ...]:

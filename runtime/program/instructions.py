@@ -145,9 +145,10 @@ Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Divide | 
 class Program:
     """The instructions of one rank for one schedule and buffer size.
 
-    `fills` copy the input to the work buffer before them, `drains` copy from it to the output after
-    them; collectives in place have neither. `work_numel` and `staging_numel` are elements of the
-    work buffer and of staging, `wire_bytes` bytes of the wire buffer.
+    `rank` is the rank's number in the schedule. `fills` copy the input to the work buffer before
+    them, `drains` copy from it to the output after them, each Move a range of elements; collectives
+    in place have neither. `work_numel` and `staging_numel` are elements of the work buffer and of
+    staging, `wire_bytes` bytes of the wire buffer.
     """
 
     rank: int

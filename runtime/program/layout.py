@@ -69,7 +69,10 @@ class Layout:
     """The places of a schedule's chunks in each rank's work buffer, in elements.
 
     `numel` is the number of elements of the collective's buffer. Chunks are given by their numbers.
-    A member's part of the buffer has the member's place among the members.
+    A chunk is in a block: the whole buffer, or where each member has a part of its own, that part
+    (for alltoall, a pair's part; for demands, one piece). `in_block` has each chunk's range of
+    elements in its block, `block` is the number of elements of a member's or pair's part. The i-th
+    part of a buffer is the i-th member's.
     """
 
     def __init__(self, schedule: Schedule, numel: int) -> None:
@@ -128,7 +131,8 @@ class Layout:
     def segment(self, rank: int, c: int, part: int) -> Range:
         """Return the range [lo, hi) of a chunk's segment `part` in the work buffer of `rank`.
 
-        Segments are counted from 0, the range is in elements.
+        Segments are the equal parts of a chunk that the schedule sends one after the other, counted
+        from 0; the range is in elements.
         """
         lo, hi = self.chunk(rank, c)
         m = self.schedule.segments

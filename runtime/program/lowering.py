@@ -61,9 +61,9 @@ def lower(
     """Return the program of `rank` for a collective's buffer of `numel` elements.
 
     If each rank has its own part of the buffer, `numel` must be a multiple of the number of ranks.
-    `batched` programs, for NCCL, exchange all messages of a tick at once. With a `codec` messages
-    are encoded. With `averages` (of an allreduce) sums are divided as soon as they are completed,
-    before they are forwarded: so each is divided once, by few ranks.
+    `batched` programs, for NCCL, exchange all messages of a tick at once. With a `codec`, a
+    compressed format, messages are encoded. With `averages` (of an allreduce) sums are divided as
+    soon as they are completed, before they are forwarded: so each is divided once, by few ranks.
     """
     layout = Layout(schedule, numel)
     writer = _Writer(layout, rank, batched, codec, averages)
@@ -393,7 +393,8 @@ class _Writer:
 def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
     """Return, by chunk number, the step in which `rank` completes the chunk's sum itself.
 
-    Chunks whose sum it receives complete, or never has, are missing.
+    There the sum is divided for an average. Chunks whose sum it receives complete, or never has,
+    are missing.
     """
     t, members = schedule.transfers, schedule.collective.members
     all_ranks = sum(1 << r for r in members)  # sets of ranks as bits

@@ -1,8 +1,9 @@
 """A rank's messages, tick by tick: their pieces, peers and staging places, and who encodes them.
 
-A piece is a segment of a chunk of the collective's buffer; a tick is when a schedule has a piece
-sent. Received pieces wait in staging, encoded messages are in the wire buffer; both are scratch
-memory.
+A chunk is a part of the collective's buffer, a segment one of its equal parts, a piece a segment in
+a message. A step is a round of a schedule's transfers; a tick is a step cut finer, when a schedule
+has a piece sent. Received pieces wait in staging, encoded messages are in the wire buffer; both are
+scratch memory.
 """
 
 from collections import defaultdict
@@ -46,8 +47,8 @@ class Slots:
 class Piece:
     """A segment of a chunk in a message; `part` and `chunk` are their numbers.
 
-    It is at elements [`lo`, `hi`) of this rank's work buffer. `step` is its transfer's; `adds` says
-    whether it is added to the receiver's own value.
+    It is at elements [`lo`, `hi`) of this rank's work buffer. `step` is the step, in the schedule,
+    of its transfer; `adds` says whether it is added to the receiver's own value.
     """
 
     step: int
@@ -180,9 +181,9 @@ def merge_pairs(pairs: list[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]
 
 
 class Encoder(Protocol):
-    """Makes the instructions that encode one rank's messages, in the order of its program.
+    """Makes the instructions (Encode) that encode one rank's messages, in its program's order.
 
-    `slots` allocates bytes of the wire buffer.
+    A codec's Encoder compresses values. `slots` allocates bytes of the wire buffer.
     """
 
     slots: Slots
@@ -205,8 +206,9 @@ class Encoder(Protocol):
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
         """Return the instruction that finally rounds the sums completed here and not sent since.
 
-        With it comes a message of them that goes to no other rank, whose slot holds the bytes. That
-        is the second rule of synth/ir/addition_order.py. None if there are no such sums.
+        With it comes a message of them that goes to no other rank, whose slot holds the bytes. By
+        the second rule of synth/ir/addition_order.py, all receivers of a chunk that is copied
+        anywhere end with a rounded value. None if there are no such sums.
         """
 
 

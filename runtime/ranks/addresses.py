@@ -1,9 +1,9 @@
 """One socket per process for reports from other ranks, and the addresses of the others' sockets.
 
-The socket is made, and its address published in the default group's store, once per process and
-before any trouble, since the store may be unreachable afterwards. No thread serves it until then:
-the kernel accepts connections and buffers what arrives. So a refused connection also shows that a
-process has ended.
+A rank that cannot go on reports that to the others, to find who is to blame. The socket is made,
+and its address published in the default group's store, once per process and before any trouble,
+since the store may be unreachable afterwards. No thread serves it until then: the kernel accepts
+connections and buffers what arrives. So a refused connection also shows that a process has ended.
 """
 
 import json

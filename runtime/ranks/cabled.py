@@ -1,8 +1,9 @@
 """The cabling of this launch's hosts, if cables join them pairwise instead of one network.
 
 A launch is all ranks started together. An extra (group `networks` of extras.py) sets the cabling
-before groups are made. gloo's own collectives then go through relays, and messages of plans over
-the cables themselves.
+before groups are made. gloo's own connections then go through relays, which pass on bytes from host
+to host along the cables; messages of plans have connections of their own over the cables. Links
+carry messages of plans, Faults (faults.py) keep deadlines and find who is to blame.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ _cabling: LaunchCabling | None = None
 
 
 def may_be_cabled() -> bool:
-    """Return whether this process is one of a launch on several hosts, which cables may join."""
+    """Return whether this process is one of a launch on several hosts, which cables may join.
+
+    False if the user says that they do not: TOPOPLAN_FABRIC is "off", or GLOO_SOCKET_IFNAME, the
+    interface of a network, is set.
+    """
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
     if os.environ.get(FABRIC) == "off" or not all(name in os.environ for name in names):
         return False

@@ -20,9 +20,9 @@ from .machine import are_crowded, count_cores, find_own_cores
 class Control:
     """Agreements, deadlines and numbers of calls among the ranks of `group`.
 
-    `device` is where its tensors must be. `faults` has the numbers, and finds the rank to blame.
-    `timeout` is the time limit of a call; with `owns_group` it is that of the group's own
-    collectives too.
+    `device` is where its tensors must be. `faults` numbers calls, keeps their deadlines, and finds
+    the rank to blame. `timeout` is the time limit of a call; with `owns_group` it is that of the
+    group's own collectives too.
     """
 
     def __init__(

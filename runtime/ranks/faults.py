@@ -205,7 +205,11 @@ class Faults:
         self._numbers = itertools.count(1)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time limit of later calls, from the beginning to the end or the error."""
+        """Set the time limit of later calls, from the beginning to the end or the error.
+
+        Its last `grace_s` seconds are for finding the rank at fault, the first `wait_s` for the
+        call.
+        """
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
 

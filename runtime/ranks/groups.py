@@ -77,7 +77,7 @@ def make_private_group(
         return group(timeout)
     members = group or dist.group.WORLD
     assert members is not None
-    if name_attempt() or find_cabling() is not None:
+    if get_attempt_name() or find_cabling() is not None:
         return make_group_maker(members)(timeout)
     private = dist.new_group(
         dist.get_process_group_ranks(members), timeout=timeout, backend=_transport(group)
@@ -209,7 +209,7 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
         ranks = dist.get_process_group_ranks(group)
     except (KeyError, TypeError):
         raise InputError("this rank is not in the group that the communicator is for") from None
-    name = f"topoplan/{name_attempt()}/{group.group_name}"
+    name = f"topoplan/{get_attempt_name()}/{group.group_name}"
     # Each member's own count.
     number = dist.distributed_c10d._get_default_store().add(
         f"{name}/groups/{dist.get_rank(group)}", 1
@@ -217,11 +217,13 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
     return PlainGroupMaker(f"{name}/{number}", ranks, _transport(group))
 
 
-def name_attempt() -> str:
+def get_attempt_name() -> str:
     """Return the name of this attempt of the launch, "" if the launcher does not repeat launches.
 
-    It is part of names in the store: torch's own groups cannot be made again in a store that
-    outlives their ranks.
+    torchrun starts ranks again after a failure, in a store that may outlive them: each start is an
+    attempt, whose ranks agree on a name (store.py). A default group of the backend "topo" keeps it
+    as its attribute `attempt`; it is "" for other default groups. The name is part of names in the
+    store: torch's own groups cannot be made again in a store that outlives their ranks.
     """
     return getattr(dist.group.WORLD, "attempt", "")
 

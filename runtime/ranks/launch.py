@@ -156,7 +156,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[
     They are forked from one process that has imported the module and `imports`: with more ranks
     than cores, importing torch takes longer than a rank's own work. Rank 0 prints where this
     process prints; standard error of others is shown if they are to blame. If one fails, or on any
-    exception, all are ended.
+    exception, all are ended. OMP_NUM_THREADS is set to 1, here too, if it is not set.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     _SERVER.set_forkserver_preload([module, *imports, FROZEN])
@@ -274,7 +274,10 @@ class _Descriptor:
 
 
 class ForkedProcess:
-    """A forked process with those methods of subprocess.Popen that `run_together` uses."""
+    """A forked process with those methods of subprocess.Popen that `run_together` uses.
+
+    Making this object starts `process`.
+    """
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process

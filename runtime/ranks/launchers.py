@@ -11,9 +11,9 @@ class Launcher:
     """A launcher of MPI ranks (`name`), and the environment variables that it sets for each.
 
     `rank`, `ranks` and `on_host` name the variables for a process's rank, the number of ranks, and
-    the number on its host; `rank_on_host` that for the rank among these, if `mpirun` also lets
-    ranks look up names that they publish. `links` is the name of the connections that messages use
-    ("mpi").
+    the number on its host. `rank_on_host` names the one for its rank among these, where `mpirun`
+    also lets ranks look up names that they publish, so that they can meet without messages; else it
+    is "". `links` is the name of the links that carry messages ("mpi").
     """
 
     name: str
@@ -49,7 +49,7 @@ def find_launcher() -> Launcher | None:
     return next((x for x in LAUNCHERS if x.rank in os.environ and x.ranks in os.environ), None)
 
 
-def number_of_launch() -> int:
+def find_global_rank() -> int:
     """Return this process's global rank as its launcher set it (RANK, or MPI's); 0 if none did."""
     launcher = find_launcher()
     return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))

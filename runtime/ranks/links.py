@@ -44,9 +44,9 @@ class Links:
     """gloo's connections between ranks on CPUs, and the base of other kinds of links.
 
     `group` is the torch group that has them, `device` that of tensors; `faults` finds the rank to
-    blame for a failure. `name` is for messages. `carrier` names in machines' descriptions what
-    carries messages instead of the group's own backend; `costs` are then those of the host if
-    nothing was measured.
+    blame for a failure. `name` is for messages to users. `carrier` names in machines' descriptions
+    what carries messages instead of the group's own backend ("" if that does); `costs` are then the
+    host's costs per message and byte if nothing was measured.
     """
 
     name: ClassVar[str] = "gloo"
@@ -55,15 +55,18 @@ class Links:
     is_batched: ClassVar[bool] = False
     """Whether the messages of a step are posted together, and the host does not wait for them."""
     memory_runner: ClassVar[str | None] = "hosts"
-    """The name, in the group `runners` of extras, of what plays schedules in the ranks' memory."""
+    """The name, in the group `runners` of extras, of what plays schedules in the ranks' memory.
+
+    None if there is nothing.
+    """
     leaves_stock: ClassVar[bool] = True
     """Whether a stock collective ends by itself when the rank that started it does other things."""
     why_links_must_hold: ClassVar[str | None] = None
-    """Why calls cannot go on after a lost link."""
+    """Why calls cannot go on after a lost link, None if they can."""
     why_fixed: ClassVar[str | None] = None
-    """Why the ranks of a group cannot change."""
+    """Why the ranks of a group cannot change, None if they can."""
     why_no_host_memory: ClassVar[str | None] = None
-    """Why ranks on several hosts need not share memory within each."""
+    """Why ranks on several hosts need not share memory within each, None if that may pay."""
 
     def __init__(self, group: Any, device: torch.device, faults: Faults) -> None:
         self.group, self.device, self.faults = group, device, faults

@@ -75,7 +75,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class RaceTimer:
-    """Times calls that all ranks of a transport make; `what` names their purpose in errors."""
+    """Times calls that all ranks of a transport make; `what` names their purpose in errors.
+
+    A transport is a group of ranks with what carries their messages. If a rank fails, all methods
+    raise ExecutionError.
+    """
 
     transport: Transport
     what: str
@@ -115,7 +119,8 @@ class RaceTimer:
     ) -> Tried:
         """Check whether the first call takes `expected_s` seconds, give or take `near_s`.
 
-        It must also be the fastest. Return that with the shortest seconds of each call. Collective.
+        It must also be the fastest. Return whether both hold, with each call's shortest seconds.
+        Collective.
         """
         self.measure_turn_s(calls)  # warm-up: compiles the programs and touches the buffers
         tries_s: list[list[float]] = []

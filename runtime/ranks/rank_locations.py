@@ -65,11 +65,11 @@ def find_machine(
     stop: threading.Event | None = None,
     wanted_by: int = 0,
 ) -> Topology | None:
-    """Return the machine that a group's ranks form on rank `wanted_by`, and None on the others.
+    """Return, on the rank `wanted_by`, the machine that a group's ranks form; None on the others.
 
     Collective over the group alone, through its `store`. `ranks` are its global ranks, in the order
-    of the machine's GPUs; `rank` is this process's index in it. `device` is the number of this
-    rank's CUDA device, None if data is in host memory.
+    of the machine's GPUs; `rank` is this process's index in them, `wanted_by` another index.
+    `device` is the number of this rank's CUDA device, None if data is in host memory.
 
     Raise InputError if ranks share a GPU, only some have one, or a host cannot be probed, and
     RuntimeError if a rank does not answer within `timeout`, or `stop` is set.

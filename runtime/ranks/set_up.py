@@ -3,7 +3,7 @@
 A store that is cut off, or whose host is stopped, keeps requests waiting without any limit, and
 gloo tries five times to connect, each time for as long as a call may take. So a thread sets the
 group up, and is left behind when time is over or a rank's process has ended. The ranks end a set-up
-together: where one fails, all do.
+together: where one fails, all do. Addresses are where ranks receive reports of failures.
 """
 
 import ctypes
@@ -64,9 +64,10 @@ def set_up_in_time(
 ) -> T:
     """Run `make` in a thread, with all other `ranks`, and return its result; `rank` is this one.
 
-    `make` notes addresses and store as soon as it has them. `what` describes the set-up. Raise
-    ExecutionError, which names the rank at fault if it can, if `make` fails, a process ends, or
-    `timeout` is over, of which a part is for finding the rank.
+    `make` notes addresses and store, as soon as it has them, in the Known that it is given. `what`
+    describes the set-up, `ranks` are global. Raise ExecutionError, which names the rank at fault if
+    it can, if `make` fails, a process ends, or `timeout` is over, of which a part is for finding
+    the rank.
     """
     known, limit_s = Known(), timeout.total_seconds() - grace_s(timeout)
     try:

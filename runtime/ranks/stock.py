@@ -61,11 +61,12 @@ def make_stock_call(
 ) -> Callable[..., dist.Work | None]:
     """Return a function that runs a group's stock collective on flat `source` and `target`.
 
-    For allreduce, reduce and broadcast both must be the same tensor. For AVG the result is the sum,
-    and the caller divides. The function waits for the end and returns None, or with
-    `asynchronous=True` returns the Work it has started. It calls the group's own methods: the group
-    need not be registered with torch, whose functions also take longer to check and log a small
-    call than the group to start it.
+    For allreduce, reduce and broadcast both must be the same tensor. An uneven alltoall is given as
+    Demands: pieces of any size, each with the rank that has it and the rank that needs it. For AVG
+    the result is the sum, and the caller divides. The function waits for the end and returns None,
+    or with `asynchronous=True` returns the Work it has started. It calls the group's own methods:
+    the group need not be registered with torch, whose functions also take longer to check and log a
+    small call than the group to start it.
     """
     name, is_root = collective.name, group.rank() == collective.root
     splits = (

@@ -1,7 +1,8 @@
 """Transports: what carries the messages of communicators, a group of ranks with control and links.
 
 A communicator runs a plan's collective. Links carry messages; the control keeps deadlines, call
-numbers and agreements. Stock collectives are the backend's own, without a plan.
+numbers and agreements; Faults end calls that cannot go on. Stock collectives are the backend's own,
+without a plan.
 """
 
 from collections import Counter
@@ -71,7 +72,7 @@ class Transport:
         self.rank, self.size = control.rank, control.size
         self._parts: dict[type, object] = {}
         self.unconnected: frozenset[tuple[int, int]] = frozenset()
-        """Pairs of ranks without a connection; the smaller number comes first."""
+        """Pairs of ranks, by number in the group, without a connection; the smaller comes first."""
         self._narrowed: Counter[tuple[int, ...]] = Counter()
         self.has_logged_new_race = False
         """Whether a cached race of the group was found not to hold, and the log says so."""

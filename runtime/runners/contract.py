@@ -1,7 +1,9 @@
 """The contract of runners, and how those that extras and other packages add are opened.
 
 A runner carries out candidates: schedules of a plan, each with a way to carry it out. Most runners
-send messages or read shared memory. Observers are told of calls.
+send messages or read shared memory. Buffers are what a call works on: its input and output, and its
+reduction. A transport is a group of ranks with what carries their messages. Observers are told of
+calls.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ Play = Callable[..., None]
 class Runner(Observed, ABC):
     """What carries out candidates on the buffers of calls, alike on all ranks of a group.
 
-    `sent_bytes` counts what this rank sends. All ranks have the same runners, and these give the
-    same answers, which depend on nothing but what the ranks have agreed on.
+    `name` is what candidates name it by, `sent_bytes` counts what this rank has sent so far. All
+    ranks have the same runners, and these give the same answers, which depend on nothing but what
+    the ranks have agreed on.
     """
 
     name: ClassVar[str]
@@ -46,7 +49,10 @@ class Runner(Observed, ABC):
 
     @abstractmethod
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates of this runner; `sent` are those that can be sent as messages."""
+        """Return all candidates of this runner for its plan.
+
+        `sent` are those that can be sent as messages.
+        """
 
     @abstractmethod
     def find_candidate(self, schedule: Schedule) -> Candidate | None:

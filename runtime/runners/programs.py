@@ -1,10 +1,11 @@
 """Runners that play compiled programs: the base of all of them, and the one that sends messages.
 
 A candidate is a schedule with a way to carry it out; its program is one rank's list of
-instructions. A program is compiled once for each size, dtype and device, and played in the scratch
-memory that the programs of a transport share (an arena, see scratch.py). Over NCCL the messages of
-a tick, a step of the schedule, go out in batches on the current stream, and waiting does not stop
-the host.
+instructions. Buffers are what a call works on: its input and output, and its reduction. A program
+is compiled once for each size, dtype and device, and played in the scratch memory that the programs
+of a transport share (an arena, see scratch.py). A binding is the tensor that it runs on: the
+caller's, or a work buffer of its own. Over NCCL the messages of a tick, a step of the schedule, go
+out in batches on the current stream, and waiting does not stop the host.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _MAX_COMPILED, _MAX_OBJECTS = 64, 1 << 17
 class ProgramRunner(Runner):
     """A runner that runs compiled programs over `transport`; ranks must make calls in one order.
 
-    `topology` names the links in errors, `codec` encodes messages.
+    `topology` names the links in errors (None: errors name ranks), `codec` encodes messages (None:
+    they are sent as they are). `rank` is this rank's number in plans.
     """
 
     def __init__(
@@ -196,7 +198,10 @@ class ProgramRunner(Runner):
             del self._compiled[key]
 
     def compile(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """Return a candidate's program for buffers, from the cache if it is there."""
+        """Return a candidate's program for buffers, from the cache, else compiled now and cached.
+
+        The least recently used programs are dropped where the cache is full.
+        """
         like, feedback = buffers.target, buffers.residual is not None
         key = candidate, buffers.numel, like.dtype, like.device, buffers.op, feedback
         compiled = self._compiled.pop(key, None)
@@ -226,8 +231,9 @@ class ProgramRunner(Runner):
     def execute(self, compiled: Compiled, player: Player, number: int | None) -> None:
         """Play a compiled program by its player, and tell the observers of it.
 
-        `number` is the call's in its group (None: the next one). Raise ExecutionError if a rank
-        fails.
+        `number` is the call's in its group (None: the next one). The bytes sent are added to
+        `sent_bytes`. Raise ExecutionError if a rank fails; then all later calls of the transport
+        raise it too.
         """
         number, deadline = self.faults.admit(number)
         listeners = compiled.listeners
@@ -259,7 +265,8 @@ class ProgramRunner(Runner):
     ) -> ExecutionError:
         """Return the error to raise after the player of `compiled` has raised `interrupted`.
 
-        It names the rank at fault. `number` is the call's in its group, `deadline` its limit
+        It names the rank at fault, if that is found: this closes the rank's connections, and
+        searches for some seconds. `number` is the call's in its group, `deadline` its limit
         (time.monotonic).
         """
         post = interrupted.post
@@ -297,7 +304,7 @@ class Messages(ProgramRunner):
         self._ranks = frozenset(transport.control.labels)
 
     def takes(self, schedule: Schedule) -> bool:
-        """Return whether a schedule may be sent in its number of segments."""
+        """Return whether a schedule may be sent in its number of segments; here always."""
         return True
 
     @property
@@ -330,7 +337,10 @@ class Messages(ProgramRunner):
         return self._ranks.issuperset(schedule.participants)
 
     def is_usable(self, schedule: Schedule) -> bool:
-        """Return whether all ranks get the same bits from a schedule, rounded as allowed."""
+        """Return whether all ranks get the same bits from a schedule, rounded as allowed.
+
+        That is always so without a codec.
+        """
         if self.codec is None:
             return True
         rounding = rounded(schedule.uncut)

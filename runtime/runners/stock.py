@@ -1,4 +1,8 @@
-"""The runner of the stock collective, the backend's own, which races against a plan."""
+"""The runner of the stock collective, the backend's own, which races against a plan.
+
+Buffers are what a call works on: its input and output, and its reduction. A transport is a group of
+ranks with links, which carry messages and stock collectives.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,9 @@ from .contract import Play
 class Stock(Observed):
     """Carries out a collective by the backend's own; averages come divided.
 
-    `wire_size(buffers)` returns the bytes for observers. With `is_left_out` it carries out nothing:
-    a stock collective could not be left when a connection is lost.
+    `wire_size(buffers)` returns the bytes of a buffer as plans send it, for observers. With
+    `is_left_out` it carries out nothing: a stock collective could not be left when a connection is
+    lost.
     """
 
     def __init__(
@@ -77,8 +82,9 @@ class Stock(Observed):
     ) -> StartedStock:
         """Start the collective on buffers, and return without waiting; an average comes divided.
 
-        `finish` is called when it has ended well. `number` is the call's number in its group if it
-        was drawn before (None: the next one).
+        The caller must handle the end by the StartedStock that is returned. `finish` is called when
+        it has ended well. `number` is the call's number in its group if it was drawn before (None:
+        the next one).
         """
         faults, what = self._transport.faults, self._describe(buffers)
         call = faults.begin(what, number=number)

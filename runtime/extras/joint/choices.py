@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ....synth.extras.joint.plan import JointPlan
-from ...ranks.groups import PlainGroupMaker, name_attempt
+from ...ranks.groups import PlainGroupMaker, get_attempt_name
 from ...ranks.store import find_client, may_outlive_ranks
 from ...ranks.transport import Transport
 from .groups import JointGroups
@@ -47,7 +47,7 @@ def suits_launch(joint: JointPlan) -> bool:
         and members == set(range(dist.get_world_size()))
         and len(joint.topology.ranks) == dist.get_world_size()
         and not any(group.helpers for group in joint.groups)
-        and not (may_outlive_ranks() and not name_attempt())
+        and not (may_outlive_ranks() and not get_attempt_name())
     )
 
 
@@ -66,7 +66,7 @@ def find_choice(
     meanwhile: then each group decides for itself. Raise ExecutionError if a rank fails in the race.
     `timeout` limits waits in the race.
     """
-    key = name_attempt(), joint.hash
+    key = get_attempt_name(), joint.hash
     with _adds:
         future, is_new = _choices.get(key), False
         if future is None:

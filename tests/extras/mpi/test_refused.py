@@ -23,7 +23,7 @@ from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.extras.mpi import library
 from topoplan.runtime.extras.mpi.channel import MpiRank, check_mpi_ranks
 from topoplan.runtime.extras.mpi.launched import join_mpi
-from topoplan.runtime.ranks.launchers import LAUNCHERS, find_launcher, number_of_launch
+from topoplan.runtime.ranks.launchers import LAUNCHERS, find_global_rank, find_launcher
 from topoplan.topo.errors import InputError
 
 SET_BY_JOINING = (
@@ -74,11 +74,11 @@ def test_ranks_are_known_by_their_launchers_variables(
     assert find_launcher() is None  # as in a batch script of Slurm, which is no task of a step
     monkeypatch.setenv(launcher.ranks, "8")
     assert find_launcher() == launcher
-    assert number_of_launch() == 3
+    assert find_global_rank() == 3
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert find_launcher() is None  # torchrun's are the nearer ones
-    assert number_of_launch() == 5
+    assert find_global_rank() == 5
 
 
 def test_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
