@@ -35,9 +35,10 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When((r"ibv_query_gid failed",)),
         ),
         "the NIC's port has no usable address (GID) at the index in use, or the container does not "
-        "see it",
+        "see it; on InfiniBand rather ports of different subnets, or of Ethernet and InfiniBand",
         "list them (show_gids, or /sys/class/infiniband/*/ports/*/gids), set NCCL_IB_GID_INDEX to "
-        "that of RoCE v2 with an IPv4 address on all hosts, or unset it; give the port an address",
+        "that of RoCE v2 with an IPv4 address on all hosts, or unset it; give the port an address; "
+        "compare link_layer of the ports in NCCL_IB_HCA on all hosts (ibv_devinfo)",
         "medium",
         f"{NCCL}1573",
     ),
