@@ -401,9 +401,9 @@ def _divide(GBps: Fraction, own_GBps: Fraction | None) -> int:
 def is_mesh_of_dies(board: Board, gpus: int, most: int) -> bool:
     """Return whether a text joins all pairs of eight dies (MI250), of which only some have links.
 
-    `gpus` is the number of GPUs in the text, and `most` the largest number of others to which it
-    joins one of them. The other pairs are joined over links of other dies, so such a text does not
-    say where links are.
+    `board` is that of the GPUs in the text, `gpus` their number, and `most` the largest number of
+    others to which it joins one of them. The other pairs are joined over links of other dies, so
+    such a text does not say where links are.
     """
     return board.gcn == NOT_MESHED and gpus == MESH and most == MESH - 1
 

@@ -139,7 +139,10 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def add_extra(self, name: str) -> argparse._ArgumentGroup:
-        """Return a new group of the help, under an extra's name, for the options that it adds."""
+        """Return a new group of the help for the options that the extra `name` adds.
+
+        `format_core_help` leaves the group out.
+        """
         group = self.add_argument_group(name)
         self._of_extras.append(group)
         return group
@@ -274,7 +277,7 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def list_examples(prog: str) -> tuple[Example, ...]:
-    """Return the examples (command line, meaning) that extras add to a command's help."""
+    """Return the examples (command line, meaning) that extras add to the help of `prog`."""
     added = Names(EXAMPLES)
     about = added.describe()
     return tuple((line, about[line]) for line, of in added.list_modules().items() if of == prog)
