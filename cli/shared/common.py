@@ -361,8 +361,8 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
     """Run a command's body and return its exit code; print a TopoplanError as one line on stderr.
 
     `prog` is the command's name. The code is that of `body`, of the error, 130 after Ctrl-C, or 1
-    if standard output cannot be written. With `quiet`, errors that another process also reports
-    (bad input, a plan for other ranks) are not printed.
+    if standard output cannot be written, unless its reader has closed it. With `quiet`, errors that
+    another process also reports (bad input, a plan for other ranks) are not printed.
     """
     if sys.stdout is None:
         # Closed by the shell (>&-): a command may still be run for the file that it writes.
@@ -392,9 +392,10 @@ def _explain_missing_torch(body: Callable[[], int]) -> int:
 
 
 def end_output(prog: str, code: int, *, silent: bool = False) -> int:
-    """Flush standard output and return the exit code: 1 if `code` is 0 but flushing fails.
+    """Flush standard output and return the exit code: `code`, or 1 if that is 0 but flushing fails.
 
-    A failure is reported on one line, unless `silent`.
+    A failure is reported on one line, unless `silent`. A reader that has closed its end of a pipe
+    is no failure. After both, standard output leads nowhere.
     """
     try:
         if sys.stdout is not None:

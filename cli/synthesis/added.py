@@ -117,7 +117,7 @@ class PlanFile:
 
 
 class Formats:
-    """All values of --format, for `in`.
+    """All values of --format, as argparse's `choices`: for `in`, and to be listed in errors.
 
     Other packages' formats are loaded only for names that are not topoplan's.
     """

@@ -222,7 +222,8 @@ class SynthRun:
 def make_job(args: argparse.Namespace) -> SynthRun:
     """Load the machine, apply the requested changes, and return the run for the parsed options.
 
-    Raise InputError if the machine or its changes are invalid.
+    Raise InputError if the machine, its changes or the collective are invalid, and with
+    --bound-only TimeLimitError if reading the machine takes longer than the time limit.
     """
     from ...synth.groups.ranks import group_on, parse_ranks
     from ...synth.ir.collective import collective_on
