@@ -37,12 +37,12 @@ _MODULES = (*_CORE, "topoplan")
 
 
 def list_commands() -> dict[str, str]:
-    """Return the help line of each installed command, by name, without other packages' commands."""
+    """Return the help line of each command of the core and of installed extras, by name."""
     return {**_CORE, **Names(COMMANDS).describe(), **Names(SUBCOMMANDS).describe()}
 
 
-def list_own() -> list[str]:
-    """Return the names of commands that also are programs topo-NAME."""
+def list_programs() -> list[str]:
+    """Return the names of commands that also are programs of their own, topo-NAME."""
     within = Names(SUBCOMMANDS).list_all()
     return [name for name in list_commands() if name not in within]
 

@@ -1,4 +1,8 @@
-"""topo-probe: show a machine's topology, for people and programs."""
+"""topo-probe: show a machine's topology, for people and programs.
+
+Extras (optional parts of topoplan) add sources, which find the topology, views, which write it, and
+reviews, which say more of it (cli/probing/added.py).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from .probing.added import (
     list_boxes,
     list_corrections,
     list_formats,
-    list_own_reviews,
+    list_installed_reviews,
     list_reviews,
     list_suffixes,
     list_writers,
@@ -43,8 +47,8 @@ from .shared.outputs import (
     add_force,
     check_outputs,
     rows_csv,
-    write_extra,
     write_output,
+    write_requested,
 )
 from .shared.progress import ProgressReporter
 from .shared.selections import add_selections, select
@@ -163,7 +167,7 @@ def build_parser() -> Parser:
         const="json",
         help="the same as --format json",
     )
-    own = list_own_reviews()
+    own = list_installed_reviews()
     for review in own:
         for name, line in review.forms.items():
             form.add_argument(f"--{name}", action="store_true", help=line)
@@ -300,12 +304,18 @@ def _probe(arguments: argparse.Namespace) -> int:
     write_output(arguments, content)
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
-    write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
+    write_requested(
+        arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology)
+    )
     return _report_errors(reviewed, reviews, printed=form)
 
 
 def name_topology(arguments: argparse.Namespace) -> Topology:
-    """Return the named topology, or that of this host or the ranks' hosts, with given rates."""
+    """Return the topologies of `list_topologies` as one machine, with the rates of the arguments.
+
+    The rates are those of --network, --rate and --gpu. Raise InputError if a topology cannot be
+    read, or has no use for a rate.
+    """
     return _join(list_topologies(arguments), arguments)
 
 
@@ -330,10 +340,12 @@ def list_topologies(
     arguments: argparse.Namespace,
     leaves_out: Callable[[str, InputError], bool] = lambda name, error: False,
 ) -> list[Topology]:
-    """Return the topologies that the arguments name, or that of this host or the ranks' hosts.
+    """Return the topologies that the arguments name, this host's by default.
 
-    `leaves_out` is asked of a name whose reading fails; its error is raised unless the answer is
-    yes.
+    If the arguments name none and torchrun started this process as one of several ranks, it is that
+    of the ranks' hosts; all ranks must call it then. `leaves_out` is asked of a name whose reading
+    fails, with the error, which is raised unless the answer is yes. Files that are named twice are
+    warned of on standard error.
     """
     if arguments.sysfs_root is not None:
         from ..topo.probe.join import probe_local

@@ -1,4 +1,8 @@
-"""topo-run: run plans on real processes, and compare them with the stock collectives."""
+"""topo-run: run plans on real processes, and compare them with the stock collectives.
+
+A plan says how ranks carry out a collective; the stock collective is the backend's own (gloo's,
+NCCL's, MPI's).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from .running.options import (
 )
 from .running.plan_sets import load_set
 from .shared.common import run_command
-from .shared.outputs import rows_csv, write_extra, write_output
+from .shared.outputs import rows_csv, write_output, write_requested
 from .shared.progress import ProgressReporter, Say, Work
 
 if TYPE_CHECKING:
@@ -343,10 +347,12 @@ def _write_all(
         for run in runs:
             print_run(run)
     name, rows = runs[0].settings.collective.name, runs[0].rows
-    write_extra(args, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(runs)))
-    write_extra(args, "plot", progress, "curves written to FILE", lambda: draw_rows(name, rows))
+    write_requested(
+        args, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(runs))
+    )
+    write_requested(args, "plot", progress, "curves written to FILE", lambda: draw_rows(name, rows))
     for option, file in list_files(args).items():
-        write_extra(args, option, progress, file.remark, partial(texts.__getitem__, option))
+        write_requested(args, option, progress, file.remark, partial(texts.__getitem__, option))
 
 
 if __name__ == "__main__":

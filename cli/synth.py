@@ -1,7 +1,8 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-Each mode is in a module of cli/synthesis: plan, bound, schedule_files. Extras add modes, such as
-joint plans, jobs, such as Pareto fronts, and formats.
+Each mode is in a module of cli/synthesis: plan, bound, schedule_files. Extras, optional parts of
+topoplan, add modes, which do something else with the topology (joint plans), jobs, which do
+something else with what is to be planned (Pareto fronts), and formats.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Answers to why a run hangs, fails or is slow: what is asked, and what extras answer.
 
-They answer through the group `answers` (extras.py at the root).
+An extra is an optional part of topoplan; it answers by a function in the group `answers` (extras.py
+at the root).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Question:
     """What is known of a run or a machine.
 
     `text` is what was printed (`cut_text` shortens it), "" if nothing was given. `findings` are the
-    names of what topo-judge or the doctor finds. `busbw_GBps` is the highest bus bandwidth that was
-    measured, in GB/s, None without one.
+    names of what topo-judge or the doctor (topo-probe --check) finds. `busbw_GBps` is the highest
+    bus bandwidth that was measured, in GB/s, None without one.
     """
 
     text: str = ""
@@ -68,9 +69,9 @@ def ask(question: Question) -> tuple[Answer, ...]:
 
 
 def cut_text(text: str) -> str:
-    """Return a text of which only the start and the end are kept if it is long.
+    """Return a text of which only the start and the end are kept if it is long (8 Mi characters).
 
-    Its lines keep their numbers.
+    Empty lines take the place of what is left out, so that lines keep their numbers.
     """
     if len(text) <= _MAX_CHARACTERS:
         return text
@@ -79,7 +80,10 @@ def cut_text(text: str) -> str:
 
 
 def describe_answers(answers: Sequence[Answer], *, in_full: int = 1) -> list[str]:
-    """Return answers as lines of text: so many of them `in_full`, the others by name."""
+    """Return lines of text: the first `in_full` answers with cause and remedy, then other symptoms.
+
+    The others are on one line, each with how sure its cause is.
+    """
     lines = []
     for number, answer in enumerate(answers[:in_full]):
         at = f" (line {answer.line})" if answer.line else ""

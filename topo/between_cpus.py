@@ -1,8 +1,8 @@
 """The rate of the links between the CPUs of a machine, if nothing states it.
 
 No tool prints it, and it varies: boards join two sockets by one to four links. The CPU's name
-decides, else the era of the GPUs, by their PCIe generation. All these rates are assumed; a bound
-that depends on one is conditional (synth/bounds/assumptions.py).
+decides, else the machine's era, which is the PCIe generation of its GPUs. All these rates are
+assumed; a bound that depends on one is conditional (synth/bounds/assumptions.py).
 """
 
 import re
@@ -45,8 +45,9 @@ _MODEL_OF_XEON: Mapping[str, int] = {"1": 85, "2": 85, "3": 106, "4": 143, "5": 
 def find_cpu(text: str) -> tuple[str, dict[str, str]] | None:
     """Return the CPU's name that a text mentions, and its model by the keys of NCCL's XML.
 
-    Return None if the text names no CPU that is known, or CPUs of several models. If several names
-    stand for one model, the name is the first of them in the text.
+    The keys are arch, vendor, familyid and modelid; all values are texts. Return None if the text
+    names no CPU that is known, or CPUs of several models. If several names stand for one model, the
+    name is the first of them in the text.
     """
     found = {m[0]: ("AuthenticAMD", _ZEN_OF_DIGIT[m[1]], 1) for m in _EPYC.finditer(text)}
     found |= {m[0]: ("GenuineIntel", 6, _MODEL_OF_XEON[m[1]]) for m in _XEON.finditer(text)}
@@ -66,8 +67,10 @@ def assume_between_cpus(
 ) -> tuple[Fraction, Source]:
     """Return GB/s between two CPUs in one direction, and its source, which is of kind assumed.
 
-    `cpu` is the model by the keys of NCCL's XML (vendor, familyid, modelid), if it is known, and
-    `name` what a text calls it; `pcie_generation` is that of the GPUs' boards.
+    `cpu` is the model by the keys of NCCL's XML (arch, vendor, familyid, modelid), None if it is
+    not known, and `name` what a text calls it. If NCCL counts no rate for the model,
+    `pcie_generation` decides: the newest of the GPUs, None if it is not known, which counts as
+    Gen3.
     """
     counted = _count_model(cpu or {})
     if counted is not None:
@@ -83,9 +86,10 @@ def _assume_by_era(pcie_generation: int | None) -> tuple[Fraction, Source]:
 
 
 def follow_era(topology: Topology, pcie_generation: int) -> Topology:
-    """Return the machine with the rate between its CPUs by another era, where the era gave it.
+    """Return the machine with the rate between its CPUs of another era, where an era gave it.
 
-    The GPUs' PCIe generation is known better than when the file was read.
+    `pcie_generation` is that era, known better than when the file was read. Rates that a CPU's
+    model gave, or that a source states, stay.
     """
     eras = {assumed(why) for _, _, why in _ERAS}
     rate, source = _assume_by_era(pcie_generation)
@@ -110,7 +114,10 @@ def _count_model(cpu: Mapping[str, object]) -> tuple[Fraction, str] | None:
 
 
 def join_cpus(a: str, b: str, rate: tuple[Fraction, Source]) -> tuple[Link, Link]:
-    """Return the links between two CPUs, given by their ids, in both directions."""
+    """Return the links between two CPUs, given by their ids, in both directions.
+
+    `rate` is GB/s in one direction with its source, as `assume_between_cpus` returns it.
+    """
     GBps, source = rate
     return both_directions(Link(a, b, GBps, LATENCY_us["smp"], "smp", source=source))
 
@@ -118,7 +125,8 @@ def join_cpus(a: str, b: str, rate: tuple[Fraction, Source]) -> tuple[Link, Link
 def join_all_cpus(cpus: Sequence[Device], pcie_generation: int | None) -> Iterator[Link]:
     """Yield links between all CPUs of a machine, at the rate of their model or of their era.
 
-    `pcie_generation` is the newest of the machine's GPUs, None if it is not known.
+    The model is that of the first CPU, in its `extra`; there must be one. `pcie_generation` is the
+    newest of the machine's GPUs, None if it is not known.
     """
     model = cpus[0].extra
     rate = assume_between_cpus(pcie_generation, model, str(model.get("name", "")))

@@ -174,14 +174,17 @@ _OTHER_LETTERS = re.compile(r"[^\W\d_\x00-\x7f]+")
 class Board:
     """A GPU as it is sold.
 
-    `sm` is the compute capability times ten, None for AMD's GPUs, whose architecture is `gcn` (""
-    for NVIDIA's). `wires` is the most NVLinks or xGMI links that it has, `wire_GBps` the rate of
-    one link, `pair_wires` how many links join two such GPUs if a text does not say. `is_card` says
-    that the GPU is a card, which such links join to another card by a bridge. `c2c_GBps` is the
-    rate to the CPU of its module, None if it has no NVLink-C2C. `own_nic_Gbps` is the rate of the
-    NICs on its module in Gb/s, None if there are none. `has_rdma` is False if NICs cannot access
-    its memory. `has_pcie_p2p` is False if the maker's driver lets no other GPU access its memory
-    over PCIe.
+    `pattern` is found in texts in capitals that name the GPU. `ids` are its PCI device ids, four
+    hexadecimal digits in lower case each. `pcie` is the PCIe link that it is made for. `memory_GB`
+    is a text, such as "40, 80" for two models, and `source` the document with the figures. `sm` is
+    the compute capability times ten, None for AMD's GPUs, whose architecture is `gcn` ("" for
+    NVIDIA's). `wires` is the most NVLinks or xGMI links that it has, `wire_GBps` the rate of one
+    link, `pair_wires` how many links join two such GPUs if a text does not say. `is_card` says that
+    the GPU is a card, which such links join to another card by a bridge. `c2c_GBps` is the rate to
+    the CPU of its module, None if it has no NVLink-C2C. `own_nic_Gbps` is the rate of the NICs on
+    its module in Gb/s, None if there are none. `has_rdma` is False if NICs cannot access its
+    memory. `has_pcie_p2p` is False if the maker's driver lets no other GPU access its memory over
+    PCIe.
     """
 
     name: str
@@ -398,9 +401,9 @@ def _divide(GBps: Fraction, own_GBps: Fraction | None) -> int:
 def is_mesh_of_dies(board: Board, gpus: int, most: int) -> bool:
     """Return whether a text joins all pairs of eight dies (MI250), of which only some have links.
 
-    `gpus` is the number of GPUs in the text, and `most` the largest number of others to which it
-    joins one of them. The other pairs are joined over links of other dies, so such a text does not
-    say where links are.
+    `board` is that of the GPUs in the text, `gpus` their number, and `most` the largest number of
+    others to which it joins one of them. The other pairs are joined over links of other dies, so
+    such a text does not say where links are.
     """
     return board.gcn == NOT_MESHED and gpus == MESH and most == MESH - 1
 

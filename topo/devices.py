@@ -96,10 +96,11 @@ class Link:
 
     `bandwidth_GBps` (1e9 bytes per second) is the total over all `count` PCIe lanes or bonded links
     (1 if nothing states their number, see `is_counted`), and `latency_us` the latency in
-    microseconds. `kind` is the medium (nvlink, xgmi, pcie, smp, network, link, ...). `source` says
-    who states the bandwidth; a string becomes a notes.Source, which distinguishes assumed rates
-    from stated ones. `extra` has all other fields of the link in its file. Raise InputError if the
-    ends are equal, the bandwidth is not above 0, the latency is below 0 or the count is below 1.
+    microseconds. `kind` is the medium: nvlink, xgmi, c2c, pcie, smp (between CPUs), network, or
+    another word; link if it is not known. `source` says who states the bandwidth; a string becomes
+    a notes.Source, which distinguishes assumed rates from stated ones. `extra` has all other fields
+    of the link in its file. Raise InputError if the ends are equal, the bandwidth is not above 0,
+    the latency is below 0 or the count is below 1.
     """
 
     src: str

@@ -113,8 +113,8 @@ _MOST_LINKS: Mapping[str, Mapping[Fraction, int]] = {
 def count_links(kind: str, total_GBps: Fraction) -> int | None:
     """Return the one number of NVLink or xGMI links that have this rate together, else None.
 
-    It is by NCCL's and RCCL's model: 370.8 GB/s can only be 18 NVLinks of 20.6; 36 GB/s are 2 of a
-    P100 or 3 of cards.
+    `kind` is nvlink or xgmi, `total_GBps` the rate in one direction. The number is by NCCL's and
+    RCCL's model: 370.8 GB/s can only be 18 NVLinks of 20.6; 36 GB/s are 2 of a P100 or 3 of cards.
     """
     counts = {
         count.numerator

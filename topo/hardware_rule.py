@@ -1,4 +1,8 @@
-"""The rule by which hardware chooses routes, before there is a topology."""
+"""The rule by which hardware chooses routes, before there is a topology to apply it to.
+
+A Router (routes.py) is a rule on one topology; the hardware's is least latency, through no other
+GPU.
+"""
 
 from .graph import Topology
 from .routes import Router

@@ -50,7 +50,10 @@ class Connection:
 
 
 class ConnectionFinder:
-    """Finder of the label and bandwidth of routes between devices of one topology."""
+    """Finder of the label and bandwidth of routes between devices of one topology.
+
+    `router` finds the routes; its `steps` count the work.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -110,9 +113,10 @@ class ConnectionFinder:
 
 
 def collect_links(topology: Topology) -> Mapping[str, frozenset[object]]:
-    """Return the links of each NIC, by id, without the NIC itself; others have an empty set.
+    """Return what describes the links of each device, by its id; empty for all but NICs.
 
-    NICs with equal links, such as an adapter's virtual functions, have equal routes.
+    A link is described by its other end, its direction, kind, rate and count. So NICs with equal
+    links, such as an adapter's virtual functions, have equal sets, and equal routes.
     """
     links = group_by_key(
         (end, (other, is_out, x.kind, x.bandwidth_GBps, x.count))

@@ -9,9 +9,11 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 def write_metrics(samples: Iterable[Sample], about: Mapping[str, str]) -> str:
-    """Return gauges with their HELP, `about` by name, and TYPE, in the order of `about`.
+    """Return the samples as gauges, each metric with a HELP and a TYPE line before its values.
 
-    No series is written twice: the first of equal names and labels counts.
+    `about` maps the name of every metric in `samples` to its HELP text; metrics are written in its
+    order, those without samples not at all. Of samples with equal names and labels the first
+    counts.
     """
     series: dict[str, dict[str, float]] = {name: {} for name in about}
     for name, labels, value in samples:

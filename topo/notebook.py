@@ -1,4 +1,8 @@
-"""What notebooks show of topologies, schedules, plans and fronts: extras draw them."""
+"""What notebooks show of topologies, schedules, plans and Pareto fronts: extras draw them.
+
+An extra is an optional part of topoplan; it adds a Renderer to the group `notebooks` (extras.py at
+the root) under the name of the class that it is for.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,18 @@ from ..extras import NOTEBOOKS, Names
 
 @dataclass(frozen=True)
 class Renderer:
-    """How a notebook shows objects of a class: as an SVG file, as HTML, or neither (None)."""
+    """How a notebook shows objects of a class.
+
+    `draw` returns an object as the text of an SVG file, `show` as HTML; None if it has no such
+    form.
+    """
 
     draw: Callable[[Any], str | None]
     show: Callable[[Any], str | None]
 
 
 def draw(thing: object) -> str | None:
-    """Return an object as an SVG file; None if no extra draws objects of its class."""
+    """Return an object as the text of an SVG file; None if no extra draws objects of its class."""
     renderer = _find_renderer(thing)
     return None if renderer is None else renderer.draw(thing)
 

@@ -4,8 +4,9 @@ Both are the text itself (subclasses of str), so they print, compare and become 
 reads the kind and the fields; it never searches the text.
 
 Kinds of notes, with the contents of `about` and `detail`. The last column names the code that acts
-on the kind: the doctor, GPUDirect's rules, errors about a machine without GPUs, or given and
-assumed rates (of the network, of topo-place, of boxes of clusters).
+on the kind: the doctor (topo-probe --check), GPUDirect's rules, errors about a machine without
+GPUs, or given and assumed rates (of the network, of topo-place, of boxes: the hosts of a cluster,
+all alike).
 
 | kind | meaning | about | detail | used by |
 | --- | --- | --- | --- | --- |

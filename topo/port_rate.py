@@ -1,4 +1,7 @@
-"""Give the ports of hosts into a network, or the cables between them, another rate."""
+"""Give the ports of hosts into a network, or the cables between them, another rate.
+
+A port is a network link, in one direction, of which an end is no switch.
+"""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -9,10 +12,10 @@ _KIND = "network"
 
 
 def set_port_rate(topology: Topology, GBps: Fraction, source: str) -> Topology | None:
-    """Return a topology whose hosts have ports of `GBps` in one direction, from `source`.
+    """Return a topology whose hosts have ports of `GBps` in one direction.
 
-    Links between switches keep their ratio to the ports. None if the topology has no such port, or
-    ports of several rates.
+    `source` becomes that of the rates of all network links; those between switches keep their ratio
+    to the ports. Return None if the topology has no port, or ports of several rates.
     """
     ports = {link.bandwidth_GBps for link in topology.links if _is_port(topology, link)}
     if len(ports) != 1:

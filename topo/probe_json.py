@@ -1,7 +1,7 @@
 """Write a topology's JSON with derived results: its fingerprint, and what extras derive.
 
-These are computed again each time and not read back: they are for readers of the JSON without
-topoplan.
+An extra is an optional part of topoplan (extras.py at the root). The results are computed again
+each time and not read back: they are for readers of the JSON without topoplan.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from .graph import Topology
 def write(topology: Topology, more: Mapping[str, Any] | None = None) -> str:
     """Write JSON text with derived results, from which `Topology.loads` restores an equal topology.
 
-    The results are under `fingerprint`, the names that the group `fields` of the extras has, and
-    those of `more`.
+    The results are the field `fingerprint`, those that the functions of the extras' group `fields`
+    return for the topology, and `more`, all at the top level.
     """
     derived: dict[str, Any] = {"fingerprint": topology.fingerprint, **(more or {})}
     added = Names(FIELDS)

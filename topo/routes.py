@@ -132,10 +132,11 @@ class Router:
 
     @cached_property
     def unit_GBps(self) -> Fraction:
-        """The bandwidth in GB/s of which all links' are whole multiples, as SCCL counts rounds.
+        """The greatest bandwidth in GB/s of which those of all links are whole multiples.
 
-        It is the greatest such bandwidth for the links on routes between GPUs. With more than 64
-        GPUs all links count, on routes or not. A topology without links has unit 1.
+        SCCL's rounds rest on it: in a round a link of n times this bandwidth carries n chunks. The
+        links on routes between GPUs count; with more than 64 GPUs all links do. A topology without
+        links has unit 1.
         """
         links = set(self.topology.capacity_GBps)
         ranks = range(len(self.topology.ranks))

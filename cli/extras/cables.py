@@ -1,4 +1,7 @@
-"""topo-probe --fabric: the launch's hosts, joined by their cables."""
+"""topo-probe --fabric: the launch's hosts, joined by their cables.
+
+A launch is the ranks that torchrun, mpirun, srun or topo-emulate started together.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ if TYPE_CHECKING:
 
 
 def find_fabric(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
-    """Return the launch's hosts, joined by their cables.
+    """Return the launch's hosts, joined by the cables that messages between their ports find.
 
-    With --check also if they are not joined, since the findings say why. Raise InputError for
-    options that are for other topologies.
+    All ranks of the launch must call it. If nothing joins the hosts, raise InputError, or with
+    --check return them without links, since the doctor's findings say why. Other faults of cables
+    are warned of on standard error. Raise InputError outside a launch, too, and for options that
+    are for other topologies; ExecutionError if a rank does not answer.
     """
     if arguments.topologies or arguments.for_vm:
         raise InputError("--fabric finds the hosts' cables; leave TOPOLOGY and --for-vm out")

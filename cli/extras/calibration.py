@@ -1,4 +1,7 @@
-"""topo-run --calibrate: the plan's topology with the hosts' costs, as fitted here."""
+"""topo-run --calibrate: the plan's topology with the hosts' costs, as fitted here.
+
+Host costs are what sending costs the hosts' cores: their time per message, byte and call.
+"""
 
 from __future__ import annotations
 

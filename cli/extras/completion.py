@@ -5,7 +5,7 @@ import re
 import sys
 
 from ...extras import CODECS, Names
-from ..commands import import_command, list_own
+from ..commands import import_command, list_programs
 from ..shared.common import Example, Parser, call_as, run_command
 from ..topoplan import build_parser as build_whole
 
@@ -55,7 +55,7 @@ def write_script(shell: str) -> str:
 
     parsers: list[argparse.ArgumentParser] = [
         build_whole(with_options=True),
-        *(import_command(name).build_parser() for name in list_own()),
+        *(import_command(name).build_parser() for name in list_programs()),
     ]
     # Names of topologies that are not files.
     topologies = ["local", *(preset.example for preset in PRESETS.values())]

@@ -1,4 +1,8 @@
-"""topo-synth --traffic and --demands: what to plan for, from a file."""
+"""topo-synth --traffic and --demands: what to plan for, from a file.
+
+Demands are pieces of data, with the ranks that hold each one and those that need it. --traffic
+reads a matrix of the bytes from rank to rank (an alltoallv), --demands a list of pieces.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""topo-probe --check: what is wrong with the machine. `topoplan doctor` is that review alone."""
+"""topo-probe --check: what is wrong with the machine. `topoplan doctor` is that review alone.
+
+A review is what topo-probe says of a machine in place of showing it (cli/probing/added.py). The
+doctor's findings are problems of the machine, each with a severity, evidence and advice; answers
+are known causes of runs that hang, fail or are slow.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +171,11 @@ each other: fewer GPUs or NICs than the others, narrower links, other versions. 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run topo-probe --check on the arguments, and return its exit code."""
+    """Run topo-probe --check on the arguments, and return its exit code.
+
+    It is 1 if a finding has the severity of --fail-on (default: error) or a worse one, or if no
+    TOPOLOGY is a machine, but a text has an answer; else that of topo-probe.
+    """
     from ..probe import main as probe
 
     given = list(sys.argv[1:] if argv is None else argv)

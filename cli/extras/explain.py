@@ -1,4 +1,7 @@
-"""topo-synth --explain: print the bottleneck, the links to improve first, and what extras add."""
+"""topo-synth --explain: print the bottleneck, the links to improve first, and what extras add.
+
+The bottleneck is what proves the bound, such as a cut. Extras are optional parts of topoplan.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ _MAX_LISTED = 8
 def run(job: SynthRun) -> None:
     """Synthesize a plan with every strategy, print it, and explain its limits.
 
-    These are the bottleneck, the links to improve first, and what extras have to say.
+    These are the bottleneck, the links to improve first, what helpers are worth if only some GPUs
+    make the call, and what extras have to say. The requested files are written.
     """
     with job.search() as say:
         result, healthy = synthesize_job(job, say, thorough=True)

@@ -1,4 +1,8 @@
-"""topo-judge: compare logs, graph dumps and measurements with the bound of the machine."""
+"""topo-judge: compare logs, graph dumps and measurements with the bound of the machine.
+
+A verdict is what a file says by that comparison, with the shares of the bound that were reached. A
+floor is the least busbw that a healthy machine reaches, for health checks.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,8 @@ from ..shared.outputs import (
     add_force,
     check_outputs,
     rows_csv,
-    write_extra,
     write_output,
+    write_requested,
 )
 from ..shared.progress import ProgressReporter, Say
 from ..shared.selections import add_selections, select
@@ -88,7 +92,7 @@ a second).
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code.
+    """Run the command with `argv` (default: sys.argv) and return its exit code.
 
     The code is 0 if done, 1 below --least or --at-least, 2 for bad input, 130 if interrupted.
     """
@@ -295,7 +299,7 @@ def _judge(arguments: argparse.Namespace) -> int:
             PROG, f"{where}: it has nothing to compare with a bound, so no share can pass: {why}"
         )
     write_output(arguments, _render(arguments, form, verdicts, refused, void))
-    write_extra(
+    write_requested(
         arguments, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(verdicts))
     )
     if refused or void:
@@ -363,7 +367,8 @@ def _judge_files(
 def spell_command(command: str, *arguments: str, **options: str) -> str:
     """Return a command line as a user types it, each of `options` as --NAME VALUE.
 
-    The option `output` becomes -o. Nothing is quoted.
+    The judge, a part of the library, spells the commands in its advice by it. The option `output`
+    becomes -o. Nothing is quoted.
     """
     named = (f"{'-o' if name == 'output' else f'--{name}'} {v}" for name, v in options.items())
     return " ".join([command, *arguments, *named])

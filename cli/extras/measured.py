@@ -10,7 +10,13 @@ if TYPE_CHECKING:
 
 
 def correct(topology: Topology, file: str) -> Topology:
-    """Return a topology with the rates that a file of other tools' measurements proves."""
+    """Return a topology with the rates of links that are to be believed by a file's measurements.
+
+    These are rates between pairs of GPUs, as other tools print them;
+    topo/extras/measured/believe.py has the rules. Each link's `extra` gets its declared and its
+    measured rate. Raise InputError if the file cannot be read, has no such measurements, or has
+    those of another number of GPUs.
+    """
     from ...topo.extras.measured.believe import believe
     from ...topo.extras.measured.matrices import read_measurements
     from ...topo.formats.pasted import clean

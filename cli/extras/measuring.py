@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
-    """Return the named topology, or that of the ranks' hosts, with measured rates."""
+    """Return the named topology, or that of the ranks' hosts, with measured rates.
+
+    All ranks that a launcher started must call it: they measure the links between them.
+    """
     from ...runtime.extras.measuring.measure_links import measure_topology
 
     at_hand = arguments.topologies in ([], ["local"]) and arguments.sysfs_root is None

@@ -1,4 +1,7 @@
-"""Options of nccl-tests on topo-run's command line: understood, or answered in one line."""
+"""Options of nccl-tests on topo-run's command line: understood, or answered in one line.
+
+The module is a Dialect (cli/running/added.py).
+"""
 
 from __future__ import annotations
 

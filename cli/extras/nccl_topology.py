@@ -1,4 +1,4 @@
-"""NCCL's XML of topo-probe, for any machine and for virtual ones."""
+"""NCCL's XML of topo-probe, for any machine (--format nccl-xml) and for virtual ones (--for-vm)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""topo-probe --patterns: what flows got that ran at once, as facts of the machine."""
+"""topo-probe --patterns: what flows got that ran at once, as facts of the machine.
+
+A pattern is flows from rank to rank that were measured at once, with their GB/s together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def add(topology: Topology, file: str) -> Topology:
-    """Return a topology with the patterns of a file among its facts."""
+    """Return a topology with the patterns of a file among its facts.
+
+    Raise InputError if the file cannot be read or does not fit the topology.
+    """
     from ...topo.extras.patterns.facts import add_patterns
     from ...topo.extras.patterns.table import read_patterns
     from ...topo.formats.pasted import clean

@@ -47,7 +47,7 @@ in a DeviceMesh: the last dimension changes fastest.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code.
+    """Run the command with `argv` (default: sys.argv) and return its exit code.
 
     The code is 0 if done, 2 for bad input, 3 if no order can exist, 130 if interrupted.
     """

@@ -45,7 +45,7 @@ ABOUT = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code.
+    """Run the command with `argv` (default: sys.argv) and return its exit code.
 
     The code is 0 if done, 130 if interrupted, else that of the error (see topo/errors.py).
     """

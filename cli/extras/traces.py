@@ -1,4 +1,8 @@
-"""topo-run --trace and topo-synth --trace: when transfers began and ended, and when they would."""
+"""topo-run --trace and topo-synth --trace: when transfers began and ended, and when they would.
+
+A trace is of one schedule at one size of buffer, in Chrome's Trace Event Format. topo-synth draws a
+timeline instead if the file's name is that of a picture.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""topo-worth: is a plan worth it on a machine, and what to turn on, on one screen."""
+"""topo-worth: is a plan worth it on a machine, and what to turn on, on one screen.
+
+It compares what stock NCCL or RCCL and a plan of topoplan reach by models, and advises to keep the
+library as it is, to give it a graph file (--format nccl-graph), or to run the plan.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ _LIMIT_s = 20.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code.
+    """Run the command with `argv` (default: sys.argv) and return its exit code.
 
     The code is 0 if done, 130 if interrupted, else that of the error (see topo/errors.py).
     """
@@ -41,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build_parser() -> Parser:
-    """Return the parser of the command line."""
+    """Return the parser of topo-worth's command line."""
     parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY [--collective C] [--size BYTES] [--json] ...")
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a preset, a file, or local, as for topo-synth")

@@ -1,7 +1,9 @@
 """What extras add to topo-probe: sources and files of a topology, and reviews of it.
 
-An extra is an optional part of topoplan; the groups by which they add these are in extras.py at the
-root. Options of topo-probe have the names that they have there.
+A source finds the topology, a view or writer writes it, a correction changes its rates or facts by
+a file, and a review says what it finds of the machine. An extra is an optional part of topoplan;
+the groups by which they add these are in extras.py at the root. Options of topo-probe have the
+names that they have there.
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ if TYPE_CHECKING:
 
 # Each finds the topology by itself, and excludes the others.
 PROBE_SOURCES = Names(SOURCES)
-# Forms of it, by the values of --format, and by options of their own.
+# Views of the topology, by the values of --format, and by options of their own.
 PROBE_VIEWS, PROBE_WRITERS = Names(VIEWS), Names(WRITERS)
 _REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 
 
 @dataclass(frozen=True)
 class Reviewed:
-    """What a review is of: the `topology`, and what topo-probe was asked, its `arguments`.
+    """What a review is of: the `topology`, and topo-probe's parsed `arguments`.
 
-    `given` has the topologies that the arguments name before they are joined, none where a source
-    or a launch finds the machine. `columns` are those of a terminal, None for a file.
+    These have the values of the review's own options and forms too, as attributes. `given` has the
+    topologies that the arguments name before they are joined, none where a source or a launch finds
+    the machine. `columns` are those of a terminal, None for a file.
     """
 
     topology: Topology
@@ -41,14 +44,22 @@ class Reviewed:
 
 @dataclass(frozen=True)
 class Review:
-    """What `topo-probe --NAME` says of a machine: `write` makes a text of it, `--format` aside.
+    """What `topo-probe --NAME` says of a machine.
 
-    `list_errors` returns a line for each problem that makes the exit code 1. `options` are more
-    options that are for this review alone, by name, with what `add_argument` takes; none has a
-    default. `forms` are options, by name with their help, that ask for another form of its text in
-    place of --format. `list_fields` returns what the JSON has beside the machine. `explain` makes a
-    text of named files of which none has a machine, as JSON if asked; "" if it has nothing to say
-    of them.
+    `write` makes a text, which is printed in place of the topology. It is not called if --format,
+    --json, a writer or the suffix of -o asks for a format, which is then of the topology, and of
+    several reviews only the first one's is. `list_errors` returns a line for each problem that
+    makes the exit code 1; they are printed unless the text was. `list_fields` returns the fields
+    that the JSON of the topology has beside the machine.
+
+    `options` are more options that are for this review alone, by name, with what `add_argument`
+    takes; none has a default. `forms` are flags, by name with their help, that ask for another form
+    of the text, and exclude --format. `write` finds in `Reviewed.arguments` which of both are
+    given.
+
+    `explain` is called for TOPOLOGY arguments, as given, that could not be read as a machine, such
+    as paths of logs; it makes a text of them, as JSON if its second argument is true, "" if it has
+    nothing to say.
     """
 
     write: Callable[[Reviewed], str]
@@ -75,19 +86,20 @@ class View:
 
 
 def list_reviews() -> dict[str, str | None]:
-    """Return the help text of each review's option, by name; None for extras not installed."""
+    """Return the help text of each review's option, by name; None if its extra is not installed."""
     return _describe_all(_REVIEWS)
 
 
-def list_own_reviews() -> list[Review]:
-    """Return the reviews that are here, whose options the command has."""
+def list_installed_reviews() -> list[Review]:
+    """Return the reviews of installed extras, whose own options the command has."""
     return [_REVIEWS.find(name) for name in _REVIEWS.describe()]
 
 
 def list_boxes() -> dict[str, str | None]:
-    """Return the help text of each option that files of rack positions need, by name.
+    """Return the help text of each option that names a box, by name: what one host contains.
 
-    It is None for those of extras that are not installed.
+    Files that only say which switch each host is below need one. The text is None for those of
+    extras that are not installed.
     """
     return _describe_all(Names(BOXES))
 
@@ -99,7 +111,7 @@ def list_suffixes() -> dict[str, str]:
 
 
 def list_writers() -> dict[str, str | None]:
-    """Return the help text of each option that writes a view of its own, by name.
+    """Return the help text of each option that writes a view in place of NCCL's XML, by name.
 
     It is None for those of extras that are not installed.
     """
@@ -122,7 +134,7 @@ def list_formats() -> list[str]:
 def correct(topology: Topology, arguments: argparse.Namespace) -> Topology:
     """Return a topology, corrected by the files that the parsed arguments name.
 
-    Raise InputError if a file does not fit it.
+    Raise InputError if a file cannot be read or does not fit it, or if the extra is not installed.
     """
     for name in _CORRECTIONS.list_all():
         if (file := getattr(arguments, name)) is not None:
@@ -133,7 +145,8 @@ def correct(topology: Topology, arguments: argparse.Namespace) -> Topology:
 def find_reviews(arguments: argparse.Namespace) -> dict[str, Review]:
     """Return the reviews that the arguments ask for, by the names of their options.
 
-    Raise InputError for an option of one that they do not ask for.
+    Raise InputError for an option of one that they do not ask for, and for one whose extra is not
+    installed.
     """
     for name in _REVIEWS.describe():
         review: Review = _REVIEWS.find(name)

@@ -84,7 +84,8 @@ class RunMode:
     """What `topo-run PLAN --NAME` measures in place of the table.
 
     `measure` returns the plan's topology with what was measured, for the file of -o; all ranks must
-    call it. `remark` is printed when that is written, with FILE replaced by its name.
+    call it, and its last argument is called with lines of progress. `remark` is printed when that
+    is written, with FILE replaced by its name.
     """
 
     measure: Callable[[Communicator, Transport, Say], Topology]
@@ -106,7 +107,7 @@ def find_others(plan: Plan) -> RunOthers | None:
 
 
 def list_files(args: argparse.Namespace) -> dict[str, RunFile]:
-    """Return the extra files that the parsed arguments ask for, by the names of their options."""
+    """Return the files beside the table that the parsed arguments ask for, by option."""
     return {name: FILES.find(name) for name in FILES.list_all() if getattr(args, name)}
 
 

@@ -1,4 +1,8 @@
-"""The rows of topo-run as curves of the bandwidth against the size."""
+"""The rows of topo-run as curves of the bandwidth against the size.
+
+A row has the times of a plan and of the stock collective, the backend's own, for one size of
+buffer.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,9 @@ _FAR = 4.0
 def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:
     """Return the curves of plan, stock and prediction, and the bound, as the text of an SVG file.
 
-    `collective` is for the title. If rows are both in place and out of place, only rows like the
-    first one are drawn.
+    `collective` is for the title. Bandwidths are algbw, the size by the time, in GB/s. The bound is
+    left out if it is more than four times the highest of the curves. If rows are both in place and
+    out of place, only rows like the first one are drawn.
     """
     rows = [row for row in rows if row.place == rows[0].place]
 

@@ -267,7 +267,8 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
 def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
     """Raise InputError if an output file would stay empty or cannot be written.
 
-    The second is checked only if `is_writer`: ranks other than 0 write no files.
+    Files have to go with the other options, and with the formats that their suffixes name. Whether
+    one may be written is checked only if `is_writer`: ranks other than 0 write no files.
     """
     mode, files = name_mode(args), list_files(args)
     if args.output is not None and mode is None:

@@ -68,10 +68,10 @@ class Run:
 
     Without a plan (None), only the stock collective was measured. `options` are what was asked for,
     `settings` the same, checked, with the collective; `backend` is gloo, nccl or mpi; `rows` has a
-    row for each size. `stock_engine` names what ran the stock collective, such as nccl2.
-    `recoveries` are the lost links after which calls went on, None if calls end at the first.
-    `why_messages_alone` says why schedules were only sent as messages though the user asked for
-    another way; else None.
+    row for each size (two with --place both). `stock_engine` names what ran the stock collective,
+    such as nccl2. `recoveries` are the lost links after which calls went on, None if calls end at
+    the first. `why_messages_alone` says why schedules were only sent as messages though the user
+    asked for another way; else None.
     """
 
     options: BenchOptions

@@ -139,7 +139,10 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def add_extra(self, name: str) -> argparse._ArgumentGroup:
-        """Return a new group of the help, under an extra's name, for the options that it adds."""
+        """Return a new group of the help for the options that the extra `name` adds.
+
+        `format_core_help` leaves the group out.
+        """
         group = self.add_argument_group(name)
         self._of_extras.append(group)
         return group
@@ -274,7 +277,7 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def list_examples(prog: str) -> tuple[Example, ...]:
-    """Return the examples (command line, meaning) that extras add to a command's help."""
+    """Return the examples (command line, meaning) that extras add to the help of `prog`."""
     added = Names(EXAMPLES)
     about = added.describe()
     return tuple((line, about[line]) for line, of in added.list_modules().items() if of == prog)
@@ -358,8 +361,8 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
     """Run a command's body and return its exit code; print a TopoplanError as one line on stderr.
 
     `prog` is the command's name. The code is that of `body`, of the error, 130 after Ctrl-C, or 1
-    if standard output cannot be written. With `quiet`, errors that another process also reports
-    (bad input, a plan for other ranks) are not printed.
+    if standard output cannot be written, unless its reader has closed it. With `quiet`, errors that
+    another process also reports (bad input, a plan for other ranks) are not printed.
     """
     if sys.stdout is None:
         # Closed by the shell (>&-): a command may still be run for the file that it writes.
@@ -389,9 +392,10 @@ def _explain_missing_torch(body: Callable[[], int]) -> int:
 
 
 def end_output(prog: str, code: int, *, silent: bool = False) -> int:
-    """Flush standard output and return the exit code: 1 if `code` is 0 but flushing fails.
+    """Flush standard output and return the exit code: `code`, or 1 if that is 0 but flushing fails.
 
-    A failure is reported on one line, unless `silent`.
+    A failure is reported on one line, unless `silent`. A reader that has closed its end of a pipe
+    is no failure. After both, standard output leads nowhere.
     """
     try:
         if sys.stdout is not None:

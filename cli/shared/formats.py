@@ -25,8 +25,9 @@ def choose_format(
     """Return the format of the file of -o: `given`, else what its suffix implies, else `default`.
 
     `given` is the value of another option for it, None if there is none; `formats` maps suffixes
-    (".json") to formats. Raise InputError for a suffix of a format that the command cannot write,
-    and for PNG and PDF if what converts to them is missing.
+    (".json") to formats. `args.output` is the value of -o. A suffix that names no format, such as
+    .txt, implies none. Raise InputError for a suffix of a format that the command cannot write, and
+    for PNG and PDF if what converts to them is missing.
     """
     form = given
     if form is None and args.output is not None:
@@ -39,9 +40,11 @@ def choose_format(
 
 
 def check_pictures(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if an option's file is named like no picture: not .svg, .png or .pdf.
+    """Raise InputError if the file of an option cannot be written as a picture.
 
-    Suffixes that name no format get SVG. `options` are attributes of `args`, such as plot.
+    So it is if its suffix names a format that is no picture of ours, such as .json or .jpg, and if
+    it is .png or .pdf and vl-convert is not installed. Any other suffix passes, such as .txt: such
+    files get SVG. `options` are attributes of `args`, such as plot; one that is None is skipped.
     """
     for option in options:
         check_suffix(args, option, *PICTURE_SUFFIXES)

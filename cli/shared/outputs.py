@@ -92,7 +92,7 @@ def write_output(args: argparse.Namespace, content: str | bytes) -> None:
         sys.stdout.buffer.write(content)
 
 
-def write_extra(
+def write_requested(
     args: argparse.Namespace,
     option: str,
     progress: ProgressReporter,

@@ -1,4 +1,7 @@
-"""The options that take a part of a machine, which extras add to all commands that read one."""
+"""The options that take a part of a machine, which extras add to topo-probe, -place and -judge.
+
+An extra is an optional part of topoplan; the one here adds --nodes LIST, which takes some hosts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ def add_selections(parser: Parser) -> None:
 
 
 def select(topology: Topology, arguments: argparse.Namespace) -> Topology:
-    """Return the part of a topology that the arguments ask for: all of it, if they do not."""
+    """Return the part of a topology that the arguments ask for: all of it, if they do not.
+
+    Raise InputError if a list does not fit the topology, or if its extra is not installed.
+    """
     for name in _SELECTIONS.list_all():
         if (listed := getattr(arguments, name)) is not None:
             topology = _SELECTIONS.find(name)(topology, listed)

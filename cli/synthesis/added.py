@@ -1,7 +1,10 @@
 """What extras add to topo-synth's options: values of --format, and options, under their names.
 
 An extra is an optional part of topoplan (extras.py). A value of --format is "plan", a file for
-another library, or a file of one of the plan's schedules.
+another library, or a file of one of the plan's schedules. A mode is an option that does something
+else with the topology, a job one that does something else with what is to be planned. Demands are
+pieces of data with the ranks that hold and need them, in place of a collective that its name
+describes.
 """
 
 from __future__ import annotations
@@ -88,9 +91,10 @@ class JobOptions:
 class FileRequest:
     """What `topo-synth --NAME FILE` plans for: demands that the file lists.
 
-    They are a `collective`, which users name too if `is_named`; else the file stands in its place,
-    and says which ranks take part. `read` returns the demands for the arguments on a topology, and
-    the helpers that the file names, None if it names none. The module of one imports no solver.
+    `collective` is the name of such demands, alltoallv or reshard. If `is_named`, users name it
+    too; else the file stands in its place, and says which ranks take part. `read` returns the
+    demands for the arguments on a topology, and the helpers that the file names (ranks that need
+    nothing, and may pass data on), None if it names none. The module of one imports no solver.
     """
 
     collective: DemandName
@@ -113,7 +117,7 @@ class PlanFile:
 
 
 class Formats:
-    """All values of --format, for `in`.
+    """All values of --format, as argparse's `choices`: for `in`, and to be listed in errors.
 
     Other packages' formats are loaded only for names that are not topoplan's.
     """
@@ -138,25 +142,31 @@ def is_of_schedules(name: object) -> bool:
 
 
 def takes(name: str, option: str) -> bool:
-    """Return whether --format `name` writes a file for a library that `option` applies to."""
+    """Return whether --format `name` writes a file for a library, and takes `option`.
+
+    `option` is one as typed, such as --hosts.
+    """
     if name == PLAN or is_of_schedules(name):
         return False
     return option in LIBRARY_FORMATS.find(name).options
 
 
 def list_taking(option: str) -> list[str]:
-    """Return the formats that an option applies to, without those of other packages."""
+    """Return the values of --format that take an option, without those of other packages."""
     return [name for name in LIBRARY_FORMATS.describe() if takes(name, option)]
 
 
 def list_suffixes() -> dict[str, str]:
-    """Return the formats, by the suffix of a file's name that implies each."""
+    """Return the values of --format, by the suffix of -o's file that implies each."""
     suffixes = {LIBRARY_FORMATS.find(name).suffix: name for name in LIBRARY_FORMATS.describe()}
     return {".json": PLAN, **{suffix: name for suffix, name in suffixes.items() if suffix}}
 
 
 def find_request(args: argparse.Namespace) -> FileRequest | None:
-    """Return what the arguments name a file for, None if they name a collective only."""
+    """Return the request whose option is given, None if the arguments name a collective only.
+
+    Raise InputError if its extra is not installed.
+    """
     given = (name for name in ADDED_REQUESTS.list_all() if getattr(args, name) is not None)
     return next((ADDED_REQUESTS.find(name) for name in given), None)
 

@@ -1,6 +1,7 @@
 """topo-synth --bound-only and --format: bounds without a plan, and files for other libraries.
 
-A bound is the bandwidth that no schedule can exceed.
+A bound is the bandwidth that no schedule can exceed. A SynthRun, called job, is one run of
+topo-synth: the request, and what is found out about it.
 """
 
 import json
@@ -23,7 +24,7 @@ from ...topo.graph import Topology
 from ...topo.loader.resolve import load_for_planning
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
-from ..shared.outputs import write_extra
+from ..shared.outputs import write_requested
 from ..shared.progress import Say
 from .added import LIBRARY_FORMATS
 from .job import SynthRun, bound_json
@@ -141,7 +142,12 @@ def find_lost_help(job: SynthRun, say: Say) -> None:
 
 
 def run_export(job: SynthRun) -> None:
-    """Write the file for another library that --format names to the path of -o, or print it."""
+    """Write the file for another library that --format names to the path of -o, and describe it.
+
+    A format may write a second file beside it. Without -o the file is printed, but with --json only
+    the description is. If the format advises against the file, without --no-guard, the reason is
+    printed to standard error, and nothing is written.
+    """
     args = job.args
     format: LibraryFormat = LIBRARY_FORMATS.find(args.format)
     beside_path: str | None = None
@@ -166,7 +172,7 @@ def run_export(job: SynthRun) -> None:
         job.cut_short += effort.cut_short
     if made.reason is None:
         done = f"{args.format} written to FILE"
-        write_extra(args, "output", job.progress, done, lambda: made.text)
+        write_requested(args, "output", job.progress, done, lambda: made.text)
         if made.beside is not None and beside_path is not None:
             write_whole(beside_path, made.beside, overwrite=args.force)
             job.progress.tell(f"{made.beside_what} written to {beside_path}")

@@ -28,7 +28,7 @@ from ...topo.clock import limit_time
 from ...topo.derived.stripes import describe_merged
 from ...topo.output_head import output_head
 from ...topo.pictures.cables import describe_rates
-from ..shared.outputs import rows_csv, write_extra
+from ..shared.outputs import rows_csv, write_requested
 from ..shared.progress import ProgressReporter, Say
 from .added import find_request, list_plan_files
 from .options import PROG
@@ -51,12 +51,13 @@ WIDTH = 200
 _LEAST_READING_S = 2.0
 # A gap below this is rounding, and shown as 0.
 NO_GAP = 1e-6
-Section = Callable[["Console"], None]
+# Prints a part of the result; it is no section of a plan's file (synth/section.py).
+PrintedSection = Callable[["Console"], None]
 
 
 @dataclass
 class SynthRun:
-    """One run of topo-synth.
+    """One run of topo-synth, with the parsed arguments `args`.
 
     `drawn` is the topology that the argument names, `machine` the one to plan for, with its
     `given_router` and the collective `given` on it; `topology`, `router` and `collective` are those
@@ -221,7 +222,8 @@ class SynthRun:
 def make_job(args: argparse.Namespace) -> SynthRun:
     """Load the machine, apply the requested changes, and return the run for the parsed options.
 
-    Raise InputError if the machine or its changes are invalid.
+    Raise InputError if the machine, its changes or the collective are invalid, and with
+    --bound-only TimeLimitError if reading the machine takes longer than the time limit.
     """
     from ...synth.groups.ranks import group_on, parse_ranks
     from ...synth.ir.collective import collective_on
@@ -432,7 +434,7 @@ def _write_beside(job: SynthRun, plan: Plan) -> None:
     for name, file in list_plan_files(job.args).items():
         suffix = Path(getattr(job.args, name)).suffix.lower()
         text = partial(file.make, plan, job.size, suffix)
-        write_extra(job.args, name, job.progress, file.remark(suffix), text)
+        write_requested(job.args, name, job.progress, file.remark(suffix), text)
 
 
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
@@ -453,8 +455,8 @@ def deliver(
     rows: Callable[[], list[dict[str, Any]]],
     picture: tuple[str, Callable[[], str]],
     *,
-    first: Section | None = None,
-    then: tuple[Section, ...] = (),
+    first: PrintedSection | None = None,
+    then: tuple[PrintedSection, ...] = (),
 ) -> None:
     """Write the requested files, and print the result: `body` with --json, else tables.
 
@@ -469,7 +471,7 @@ def deliver(
         plan.save(args.output, overwrite=args.force)
     if plan is not None:
         _write_beside(job, plan)
-    write_extra(args, "plot", job.progress, *picture)
+    write_requested(args, "plot", job.progress, *picture)
     if args.json:
         print(json.dumps(body()))
     else:
@@ -491,4 +493,4 @@ def deliver(
             print_lines(console, *(remark.line for remark in remarks), style="bold")
     if args.output and plan is not None:
         job.progress.tell(f"plan written to {args.output}")
-    write_extra(args, "csv", job.progress, "rows written to FILE", lambda: rows_csv(rows()))
+    write_requested(args, "csv", job.progress, "rows written to FILE", lambda: rows_csv(rows()))

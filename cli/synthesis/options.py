@@ -1,4 +1,8 @@
-"""The options of topo-synth, and errors for those that contradict each other or have no effect."""
+"""The options of topo-synth, and errors for those that contradict each other or have no effect.
+
+Some are those of extras, the optional parts of topoplan: modes, jobs, files of what to plan for,
+and promises, which all schedules of a plan keep (added.py).
+"""
 
 from __future__ import annotations
 
@@ -493,6 +497,9 @@ def parse_limits(args: argparse.Namespace) -> TreeLimits:
 
 
 def list_promises(args: argparse.Namespace) -> tuple[Promise, ...]:
-    """Return what the options of extras ask of all schedules; raise InputError if one is wrong."""
+    """Return the promises that options of extras ask for: what all schedules of a plan keep.
+
+    Raise InputError if the value of an option is wrong, or if its extra is not installed.
+    """
     asked = {name: getattr(args, name) for name in ADDED_CONSTRAINTS.list_all()}
     return tuple(ADDED_CONSTRAINTS.find(name)(value) for name, value in asked.items() if value)

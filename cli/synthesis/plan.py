@@ -1,4 +1,8 @@
-"""topo-synth: the plan for a machine, and its comparison with the machine before a change."""
+"""topo-synth: the plan for a machine, and its comparison with the machine before a change.
+
+A change is what --without-link, --without-rank and --scale-link ask for. A SynthRun, called job, is
+one run of topo-synth: the request, and what is found out about it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from ...synth.request import Request
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
 from .bound import find_lost_help
-from .job import NO_GAP, Section, SynthRun, at_size_json, deliver, plan_json, print_lines
+from .job import NO_GAP, PrintedSection, SynthRun, at_size_json, deliver, plan_json, print_lines
 from .options import list_promises, parse_limits
 
 if TYPE_CHECKING:
@@ -34,7 +38,10 @@ _MAX_COMPARED_RANKS = 512
 
 
 def run(job: SynthRun) -> None:
-    """Synthesize a plan, print it and write the requested files: topo-synth's default mode."""
+    """Synthesize a plan, print it and write the requested files: topo-synth's default mode.
+
+    With --spare, an extra also plans for the loss of each link, and adds these plans.
+    """
     addition: Addition | None = job.args.spare and Names(ADDITIONS).find("spare")
     with job.search() as say:
         result, healthy = synthesize_job(job, say)
@@ -108,7 +115,7 @@ def report(
     *,
     with_forests: bool,
     more_json: dict[str, Any] | None = None,
-    more: Section | None = None,
+    more: PrintedSection | None = None,
 ) -> None:
     """Print the plan of `result` and write the requested files.
 

@@ -19,7 +19,8 @@ from .plan import synthesize_job
 def run(job: SynthRun) -> None:
     """Plan, and write the schedule for the size of --size in the format of --format.
 
-    It goes to the files of -o, or is printed. Raise InputError if the format needs -o.
+    It goes to the files of -o. Without -o it is printed, but with --json only its description is.
+    Raise InputError if the format needs -o, or if a file exists and --force is not given.
     """
     args = job.args
     format: ScheduleFormat = SCHEDULE_FORMATS.find(args.format)

@@ -18,7 +18,7 @@ from topoplan.cli.shared.outputs import (
     add_force,
     check_outputs,
     rows_csv,
-    write_extra,
+    write_requested,
 )
 from topoplan.cli.shared.progress import ProgressReporter
 
@@ -189,7 +189,7 @@ def _run(args: argparse.Namespace) -> int:
         ("plot", "bars", lambda: draw_bars(f"Lab report: {dataset.name}", rows, alone=True)),
         ("csv", "rows", lambda: rows_csv(report.json()["rows"])),
     ):
-        write_extra(args, option, progress, f"{what} written to FILE", text)
+        write_requested(args, option, progress, f"{what} written to FILE", text)
     return 1 if report.failed else 0
 
 

@@ -27,7 +27,7 @@ from shown_commands import (
 )
 
 import topoplan
-from topoplan.cli.commands import list_own
+from topoplan.cli.commands import list_programs
 from topoplan.cli.shared.common import name_option
 from topoplan.cli.synth import main as synth
 from topoplan.cli.topoplan import main
@@ -288,7 +288,7 @@ def test_pages_for_man_are_made_of_the_parsers_and_have_the_examples(
     pages = import_module("write_man").write_man(tmp_path)
     assert [page.name for page in pages] == [
         "topoplan.1",
-        *(f"topo-{name}.1" for name in list_own()),
+        *(f"topo-{name}.1" for name in list_programs()),
         *(f"topoplan-{name}.1" for name in Names(SUBCOMMANDS).describe()),
     ]
     done = run_command("groff", "-man", "-Tascii", "-ww", *map(str, pages))

@@ -13,7 +13,7 @@ import extras as script
 import topoplan
 from topoplan import extras
 from topoplan.cli import entry, run, synth
-from topoplan.cli.commands import import_command, list_commands, list_own
+from topoplan.cli.commands import import_command, list_commands, list_programs
 from topoplan.cli.probing.added import Review, View
 from topoplan.cli.running.added import RunFile, RunMode
 from topoplan.cli.synthesis.added import FileRequest, JobOptions, PlanFile
@@ -102,7 +102,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(exports.find(name), ScheduleFormat) for name in exports.describe())
     assert {*Names(COMMANDS).describe()} >= {"emulate"}
     assert all(import_command(name).build_parser() for name in Names(COMMANDS).describe())
-    assert {*Names(SUBCOMMANDS).describe()} <= {*list_commands()} - {*list_own()}
+    assert {*Names(SUBCOMMANDS).describe()} <= {*list_commands()} - {*list_programs()}
     links = Names(LINKS)
     assert all(issubclass(links.find(name), NamedLinks) for name in links.describe())
     names = Names(NAMES)

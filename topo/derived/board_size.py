@@ -20,7 +20,12 @@ _MESH_WIRES = 7
 
 @dataclass(frozen=True)
 class ShortBoard:
-    """GPUs by id whose board should have `size` of them, with words for how they are joined."""
+    """GPUs of one host, by id, whose board should have `size` of them.
+
+    `board` is their row in the table of boards, None if unknown. `how` says how they are joined,
+    such as "behind NVSwitches"; `places` how many are near each NUMA node, "" if a node is unknown
+    or there is only one.
+    """
 
     gpus: tuple[str, ...]
     board: Board | None

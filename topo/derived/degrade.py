@@ -85,9 +85,10 @@ def degrade(topology: Topology, change: Change) -> Topology:
 
 
 def keep_gpus(topology: Topology, ranks: Sequence[int]) -> Topology:
-    """Return the topology with only the GPUs `ranks`, ascending, and its other devices.
+    """Return the topology with only the GPUs `ranks`, and all devices that are no GPUs.
 
-    Links of the other GPUs are gone. If the ranks are all there are, it is the same topology.
+    The GPUs kept are ranks 0, 1, ... in the order that they had. Links of the other GPUs are gone.
+    If the ranks are all there are, it is the same topology.
     """
     if len(ranks) == len(topology.ranks):
         return topology
@@ -105,7 +106,8 @@ def move_root(root: int | None, machine: Topology, left: Topology) -> int | None
     """Return the rank on `left` of the GPU that is rank `root` of `machine`.
 
     `left` is what `degrade` made of `machine`. Raise InputError if that GPU is gone. None, and a
-    number that is no rank of `machine`, are returned unchanged; Collective refuses the latter.
+    number that is no rank of `machine`, are returned unchanged; Collective (synth/ir/collective.py)
+    refuses the latter.
     """
     if root is None or not 0 <= root < len(machine.ranks):
         return root

@@ -16,7 +16,7 @@ _WIDTH_SHARE = 1e-6
 
 
 class Forwarding:
-    """The routes of one topology if GPUs may forward data, unlike those of Router.
+    """The routes of one topology if GPUs may forward data, unlike those of Router (topo/routes.py).
 
     They have the fewest hops; among routes with equally many hops, the widest is chosen.
     """

@@ -48,11 +48,12 @@ def join_hosts(
 ) -> Topology:
     """Join hosts into one topology; the hosts' names are those of their topologies.
 
-    `locations[r]` is where rank r of the result is: the index of its host in `topologies`, and the
-    id of its GPU there. The default is all GPUs, host by host; a topology of several hosts then
-    counts as that many hosts. GPUs and hosts without a rank are left out. Device `gpu3` of the
-    first host becomes `host0/gpu3` and gets a field `host`, and a fact about `gpu/3` becomes one
-    about `host0/gpu/3`. If all ranks are on one host, ids are unchanged.
+    `name` is that of the result (default: the first hosts' names). `locations[r]` is where rank r
+    of the result is: the index of its host in `topologies`, and the id of its GPU there. The
+    default is all GPUs, host by host; a topology of several hosts then counts as that many hosts.
+    GPUs and hosts without a rank are left out. Device `gpu3` of the first host becomes `host0/gpu3`
+    and gets a field `host`, and a fact about `gpu/3` becomes one about `host0/gpu/3`. If all ranks
+    are on one host, ids are unchanged.
 
     NICs are linked to one network switch at their `net_speed_GBps`, except those that are down or
     slower than a tenth of their host's fastest, which carry no training data. A host without a

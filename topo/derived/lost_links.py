@@ -19,8 +19,8 @@ Link = tuple[str, str]
 class PairRoutes:
     """The links that sockets between each two ranks of a topology use, before any is lost.
 
-    They take the hardware's route; where there is none, GPUs forward. Lost links are told by the
-    pairs of `ranks` (default: all).
+    Sockets take the hardware's route; where there is none, GPUs forward. Only pairs of `ranks`
+    (default: all) tell which links are lost.
     """
 
     def __init__(self, topology: Topology, ranks: Sequence[int] | None = None) -> None:
@@ -30,7 +30,10 @@ class PairRoutes:
         self._links: dict[Pair, set[Link]] = {}
 
     def find_route(self, src: int, dst: int) -> Route:
-        """Return the ids of the devices between two ranks, theirs included."""
+        """Return the ids of the devices between two ranks, theirs included.
+
+        If nothing joins the two, it is theirs alone.
+        """
         route = self._router.route(src, dst)
         if route is not None:
             return route
@@ -55,7 +58,7 @@ class PairRoutes:
         return list(combinations(self._ranks, 2))
 
     def find_lost_links(self, unreached: Collection[Pair]) -> list[Link]:
-        """Return the links that only pairs that do not reach each other use.
+        """Return the links that only the pairs `unreached`, which do not reach each other, use.
 
         One or several of them are lost; which ones, the pairs do not show, so none should be used.
         """

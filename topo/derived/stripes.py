@@ -57,7 +57,8 @@ def group_equal(topology: Topology) -> dict[str, list[str]]:
 def list_forms(topology: Topology) -> tuple[Topology, ...]:
     """Return the forms of a machine that plans can be for, without repetitions.
 
-    They are the machine as given, with its NVSwitches merged, and as it is planned today.
+    They are the machine as given, with its NVSwitches merged, and with all equal parallel switches
+    merged, which is what planners plan for today.
     """
     merged = merge_nvswitches(topology)
     return tuple(dict.fromkeys((topology, merged, merge_switches(merged))))

@@ -2,9 +2,9 @@
 
 A probe never fails as a whole: if a question has no answer, the fact gives the reason in `missing`
 and the probe asks the next one. A subject is the thing that a fact is about, such as `gpu/0`, a key
-what is asked about it; `keys.py` declares both, `view.py` has the view that the doctor and
-GPUDirect share. A topology stores the facts that it was made from in `extra["facts"]`, so that its
-JSON can be judged on another machine.
+what is asked about it; `keys.py` declares both, `view.py` looks up facts by device. A topology
+stores the facts that it was made from in `extra["facts"]`, so that its JSON can be judged on
+another machine.
 """
 
 from __future__ import annotations

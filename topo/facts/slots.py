@@ -1,4 +1,4 @@
-"""List the PCI Express tree as traffic sees it.
+"""List the PCI Express tree as traffic sees it: slots, each a device or switch with the link above.
 
 A bridge with a single child is part of the link: a chain of bridges without a branch (a root port,
 the ports of a switch) is as fast as its narrowest part. A bridge with several children is a switch.
@@ -27,7 +27,7 @@ class _Port:
 
 @dataclass(frozen=True)
 class PciNode:
-    """A device or switch, its parent in the PCI tree, and the link between them.
+    """A slot: a device or switch, its parent in the PCI tree, and the link between them.
 
     `bus_id` is its PCI address and `parent` that of the switch above it, None if it is directly
     below a CPU. `link` leads up to that parent or CPU. `top` is the address of the bridge at the
@@ -48,7 +48,8 @@ def list_slots(facts: Facts, bus_ids: Iterable[str]) -> Iterator[PciNode]:
     """Yield the devices at these PCI addresses and the switches above them, from facts `pci/BUS`.
 
     Parents come before their children, siblings in order of PCI address. A bridge with a single
-    child is part of that child's link and has no slot of its own.
+    child is part of that child's link and has no slot of its own. What facts do not give of a link
+    is assumed as in NCCL, and named in its `assumed`.
     """
     leaves = dict.fromkeys(bus_ids)
     roots: dict[str, _Port] = {}

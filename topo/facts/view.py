@@ -1,4 +1,7 @@
-"""Look up the devices of a topology and the facts about them."""
+"""Look up the devices of a topology and the facts about them.
+
+A fact is a value about a subject, such as `gpu/0`, with its source, or why it is missing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ WIRES = ("nvlink", "xgmi")
 class MachineView:
     """A topology and its facts, looked up by device.
 
-    No look-up raises, whatever values a file has.
+    It is for one host, such as a part that `split_hosts` returns: facts about `host0/gpu/3` are not
+    found for the GPU `host0/gpu3`. A look-up raises KeyError for an id that no device of the
+    topology has, and nothing else, whatever values a file has.
     """
 
     def __init__(self, topology: Topology, facts: Facts) -> None:
@@ -45,15 +50,19 @@ class MachineView:
         }
 
     def find_gpu_index(self, gpu: str) -> str:
-        """Return the index N, in subjects `gpu/N`, of the GPU with device id `gpu`.
+        """Return the index N, in subjects `gpu/N`, of the GPU with device id `gpu`, as text.
 
-        The facts' PCI addresses decide; if none matches, it is the number in the id, also of GPUs
-        that the facts do not mention.
+        The facts' PCI addresses decide. If none is that of the device, it is the id without a
+        leading "gpu": 3 for `gpu3`, and the whole of any other id, such as `host0/gpu3`, about
+        which there are no facts `gpu/N`. Raise KeyError if the topology has no such device.
         """
         return self._index_at.get(self.topology.by_id[gpu].bus_id, gpu.removeprefix("gpu"))
 
     def find_subject(self, gpu: str) -> str:
-        """Return the subject `gpu/N` of the facts about the GPU with device id `gpu`."""
+        """Return the subject `gpu/N` of the facts about the GPU with device id `gpu`.
+
+        N is that of `find_gpu_index`. Raise KeyError if the topology has no such device.
+        """
         return gpu_subject(self.find_gpu_index(gpu))
 
 

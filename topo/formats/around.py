@@ -1,4 +1,9 @@
-"""What the text around a matrix or a table says of its machine: an extra reads it."""
+"""What the text around a matrix or a table says of its machine: an extra reads it.
+
+The matrix is that of nvidia-smi topo -m, the tables are those of AMD's tools; people paste them
+with other output and sentences. An extra is an optional part of topoplan: it adds a subclass of
+Around to the group `statements` (extras.py at the root).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,9 @@ StatedLink: TypeAlias = tuple[PcieLink, Source]
 class Around:
     """What a text says beside its matrix: nothing, unless an extra's subclass reads it.
 
-    `facts` are about the host and its GPUs. `unread` describes the first line that names a
-    generation of PCIe without a GPU's link, "" if there is none.
+    GPUs are named by their numbers in the matrix (3 for GPU3). `facts` are about the host and its
+    GPUs. `unread` describes the first line that names a generation of PCIe without a GPU's link, ""
+    if there is none.
     """
 
     facts: tuple[Fact, ...] = ()
@@ -35,25 +41,31 @@ class Around:
         return []
 
     def build_p2p_facts(self, gpus: tuple[str, ...]) -> Iterable[Fact]:
-        """Return facts of P2P between `gpus`, the numbers of all."""
+        """Return facts of P2P between `gpus`, the numbers of all GPUs of the matrix as text."""
         return ()
 
     def find_gpu_links(
         self, slots: Mapping[int, PcieLink | None], notes: list[str], *, is_sure: bool
     ) -> dict[int, StatedLink]:
-        """Return the PCIe links of GPUs, by their numbers, and note lines that disagree.
+        """Return the PCIe links that the text states for GPUs, by their numbers, with sources.
 
         `slots` has that of each GPU's board, None where the board is not known; `is_sure` is False
-        for boards that are only assumed.
+        for boards that are only assumed. Doubts about them are added to `notes`.
         """
         return {}
 
     def find_nic_link(self, nics: int, notes: list[str]) -> StatedLink | None:
-        """Return the PCIe link that each of a number of NICs has, None if none is stated."""
+        """Return the PCIe link that the text states for each of `nics` NICs, None without one.
+
+        Doubts about them are added to `notes`.
+        """
         return None
 
 
 def read_around(text: str, elsewhere: Around | None = None) -> Around:
-    """Return what a text says around its matrix."""
+    """Return what a text says around its matrix, as the installed extra reads it.
+
+    What it does not say itself is as the text `elsewhere` has it.
+    """
     kind: type[Around] = Names(STATEMENTS).find_only(Around)
     return kind(text, elsewhere)

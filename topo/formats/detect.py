@@ -1,7 +1,9 @@
 """Detect the format of a text from its content, and read it.
 
 Output of other tools that does not describe connections between GPUs is refused by name; the
-message says what to give instead.
+message says what to give instead. Formats are the core's and those of extras, the optional parts of
+topoplan (extras.py at the root). Files of clusters only say which switch each host is below; a box,
+what one host contains, completes them.
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ _OWN = {
 
 
 def list_formats() -> dict[str, Format]:
-    """Return the formats that can be read, by name, in the order in which they are tried."""
+    """Return the formats of machines that are read, by name, in the order in which they are tried.
+
+    They are those of the core and of installed extras, without other packages' and without those
+    that take a box.
+    """
     names = Names(FORMATS)
     added: dict[str, Format] = {name: names.find(name) for name in names.describe()}
     formats: dict[str, Format] = {}
@@ -302,7 +308,11 @@ def _read_own(text: str, where: str, box: Any) -> Topology:
 
 
 def find_place_formats(name: str) -> PlaceFormats:
-    """Return the formats that take a box, by the name of the parameter; InputError without any."""
+    """Return the formats that an extra adds for files of clusters, which take a box.
+
+    `name` is that of the parameter that names the box: "box". Raise InputError if the extra is not
+    installed.
+    """
     found: PlaceFormats = Names(BOXES).find(name)
     return found
 

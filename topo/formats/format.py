@@ -1,4 +1,7 @@
-"""What recognizes and reads other tools' files: of machines, of places of hosts, and of neither."""
+"""What recognizes and reads other tools' files: of machines, of places of hosts, and of neither.
+
+Extras, the optional parts of topoplan (extras.py at the root), add instances of these classes.
+"""
 
 from __future__ import annotations
 

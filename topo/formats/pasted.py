@@ -1,4 +1,8 @@
-"""What undoes pasting: an extra, if there is one here; else texts are read as they are."""
+"""What undoes pasting: an extra, if there is one here; else texts are read as they are.
+
+An extra is an optional part of topoplan: it adds Repairs to the group `repairs` (extras.py at the
+root).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""Find the topology that an argument names: this machine (`local`), a file, or a preset."""
+"""Find the topology that an argument names: this machine (`local`), a file, or a preset.
+
+A box is one host's GPUs with the switches and links inside it: files that only give the hosts'
+places in a network need one. A skeleton is NCCL's XML of a machine without its GPUs.
+"""
 
 from os import PathLike, fspath
 from pathlib import Path
@@ -31,7 +35,8 @@ def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = No
     network: Slurm's topology.conf or topology.yaml, topograph's JSON, Kubernetes nodes, a list of
     hosts.
 
-    Raise InputError if `path_or_name` is none of these.
+    Raise InputError if `path_or_name` is none of these, if the file or folder cannot be read, or if
+    `box` is missing or not needed.
     """
     if not isinstance(path_or_name, (str, PathLike)):
         raise InputError(f"a topology is {path_or_name!r:.60}; expected a path or a name")
@@ -55,7 +60,8 @@ def probe(root: str | PathLike[str] = "/") -> Topology:
     """Return the machine that this runs on: its GPUs, CPUs, NICs, switches and links.
 
     Anything that cannot be determined is named in `extra["notes"]`; everything else is there.
-    `root` is a folder or tar archive that contains a copy of another machine's `/sys` and `/proc`.
+    `root` is a folder or tar archive that contains a copy of another machine's `/sys` and `/proc`;
+    raise InputError if it has neither.
     """
     from ..probe.join import probe_local  # most arguments do not need the probes
 

@@ -1,4 +1,7 @@
-"""Convert SVG to PNG and PDF with vl-convert, which brings its own fonts; the extra `pictures`."""
+"""Convert SVG to PNG and PDF with vl-convert, which brings its own fonts.
+
+`pip install 'topoplan[pictures]'` installs it.
+"""
 
 import math
 import re
@@ -20,7 +23,10 @@ _SIZE = re.compile(r'<svg[^>]*\bwidth="([0-9.]+)" height="([0-9.]+)"')
 
 
 def require_converter(form: str) -> None:
-    """Raise InputError if files of the format `form` cannot be written for lack of the extra."""
+    """Raise InputError if files of the format `form` cannot be written since vl-convert is missing.
+
+    Only those of CONVERTED need it.
+    """
     if form in CONVERTED and find_spec("vl_convert") is None:
         raise InputError(
             f"{form.upper()} needs vl-convert-python, which is not installed; pip install "
@@ -49,7 +55,11 @@ def convert_svg(svg: str, form: str) -> bytes:
 
 
 def convert_for(path: str, text: str) -> str | bytes:
-    """Return SVG as the picture that a file's suffix asks for, and any other text unchanged."""
+    """Return an SVG document as the PNG or PDF that the suffix of the file's name asks for.
+
+    With another suffix, or if `text` is no SVG, it is returned unchanged. Raise InputError as
+    `convert_svg` does.
+    """
     form = Path(path).suffix.lower().removeprefix(".")
     return convert_svg(text, form) if form in CONVERTED and text.startswith("<svg") else text
 

@@ -41,9 +41,11 @@ def print_table(
     left: Sequence[str],
     title: str | None = None,
 ) -> None:
-    """Print a table, without columns of `leave_out` that do not fit the console.
+    """Print a table with the columns `titles`, as many of them as fit the console.
 
-    Columns of `left` are left-aligned; rows are (cells with rich's markup, style).
+    Of columns named in `leave_out`, the first ones are dropped until the others fit. Those named in
+    `left` are left-aligned, all others right-aligned. A row is its cells, which may have rich's
+    markup, and rich's style for all of them, None for none.
     """
     from rich.table import Table
     from rich.text import Text

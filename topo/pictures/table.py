@@ -51,7 +51,8 @@ def write(topology: Topology, colour: bool = False, wraps: bool = False) -> str:
     """Return a topology as tables of devices, connections between GPUs and links, and its notes.
 
     `colour` adds colours, `wraps` breaks lines at the terminal's width. Without GPUs the result is
-    one line on the devices, and one on the reason if it is known.
+    one line on the devices, and one on the reason if it is known. Extras (optional parts of
+    topoplan) add their parts (TablePart) before the notes.
     """
     if not topology.ranks:
         return _explain_missing_gpus(topology)

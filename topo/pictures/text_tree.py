@@ -32,9 +32,10 @@ _MAX_DEPTH = 100  # devices; rich draws a tree recursively
 def write(topology: Topology, colour: bool = False, wraps: bool = False) -> str:
     """Return a topology as a text tree, with terminal colours if `colour`.
 
+    `wraps` breaks lines at the terminal's width; without it they are up to 400 characters long.
     Sockets and switches are above the GPUs and NICs connected to them. Rates are GB/s in each
-    direction. Identical hosts are shown once, as the last line states. Raise InputError if switches
-    are chained more than 100 deep.
+    direction. If there are more than four hosts, identical ones are shown once, as the last line
+    states. Raise InputError if switches are chained more than 100 deep.
     """
     shown = show_hosts_once(topology)
     topology = shown.topology

@@ -1,7 +1,8 @@
 """Build the machines of the presets from their datasheets.
 
-Each function takes the number of boxes; presets of a single box ignore it. GPUs are numbered box by
-box, and with several boxes a device's `extra["box"]` is its box. Rates are GB/s in one direction.
+Each function takes the number of boxes (servers, or racks of an NVL72); presets of a single box
+ignore it. GPUs are numbered box by box, and with several boxes a device's `extra["box"]` is the
+number of its box. Rates are GB/s in one direction.
 """
 
 from dataclasses import replace

@@ -27,7 +27,8 @@ def open_capture(path: Path) -> Iterator[Path]:
     """Yield the folder that contains the captured machine's `sys` or `proc`.
 
     It is `path` or a folder in it. An archive is unpacked into a temporary folder, which is removed
-    at the end. Raise InputError if there is neither, or the archive is broken or too large.
+    at the end. Raise InputError if there is neither, if a folder in it has more entries than
+    MAX_ENTRIES, or if the archive is broken, too large, or nothing here unpacks archives.
     """
     if path.is_dir():
         yield _find_root(path, path)

@@ -33,10 +33,11 @@ _KEYS = (
 def run(job: SynthRun) -> None:
     """Find the Pareto front of exact schedules, print it with their plan, and write the files.
 
-    On the front are the schedules that no other beats in both steps and rounds per chunk: a chunk
-    is a part of the buffer, a round the time in which a link carries one. The files are those that
-    options request. Raise InfeasibleError or TimeLimitError, after printing, if no row has a
-    schedule.
+    On the front are the schedules that no other beats in both steps and rounds per chunk. A chunk
+    is a part of the buffer; in a round a link of n times the topology's unit bandwidth
+    (`Router.unit_GBps`) carries n chunks. With --instance only the numbers given there are
+    searched. The files are those that options request. Raise InfeasibleError or TimeLimitError,
+    after printing, if no row has a schedule.
     """
     args, topology = job.args, job.topology
     instances = list(map(parse_instance, args.instance or ()))

@@ -1,4 +1,8 @@
-"""The options of exact synthesis, and errors for those that contradict it or have no effect."""
+"""The options of exact synthesis, and errors for those that contradict it or have no effect.
+
+An instance asks for a schedule with given numbers C of chunks, S of steps and R of rounds; --pareto
+searches for the instances that no other beats.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ _JOBS = ("pareto", "instance")
 
 
 def parse_instance(text: str) -> tuple[int, int, int]:
-    """Return chunks, steps and rounds of "C,S,R". Raise InputError unless they are consistent."""
+    """Return chunks, steps and rounds of "C,S,R", the value of --instance.
+
+    Raise InputError unless there are a chunk and a step at least, and no fewer rounds than steps.
+    """
     try:
         chunks, steps, rounds = (int(x) for x in text.split(","))
     except ValueError:

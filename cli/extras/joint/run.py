@@ -1,4 +1,8 @@
-"""topo-run with a joint plan: all groups' calls at once, as a table and as JSON."""
+"""topo-run with a joint plan: all groups' calls at once, as a table and as JSON.
+
+A joint plan has a plan for each of several groups of ranks, which run at the same time and share
+the links. The kind of a group is what it is for, such as tp.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +48,22 @@ def load(args: argparse.Namespace) -> LoadedJointPlan:
 
 @dataclass(frozen=True)
 class LoadedJointPlan:
-    """A joint plan as topo-run runs it, a LoadedSet."""
+    """A joint plan as topo-run runs it, a LoadedSet (cli/running/plan_sets.py)."""
 
     joint: JointPlan
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that run it."""
+        """The number of ranks that run it: one for each GPU of its topology."""
         return len(self.joint.topology.ranks)
 
     def measure(
         self, options: BenchOptions, transport: Transport, say: Callable[[str], None]
     ) -> Outcome:
-        """Make all groups' calls at once, and return their times."""
+        """Make all groups' calls at once, and return their times, as text and as JSON data.
+
+        All ranks of the transport must call it. `say` is called with each line of progress.
+        """
         from ....runtime.extras.joint.measure import run_joint
 
         timeout = timedelta(seconds=options.timeout_s)

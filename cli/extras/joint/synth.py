@@ -1,4 +1,7 @@
-"""topo-synth --groups: a joint plan for groups that run at the same time."""
+"""topo-synth --groups: a joint plan for groups of ranks that run at the same time.
+
+It has a plan for each group, and shares of every link for them, so that all end together.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Synthesize a joint plan, print it and write the requested file."""
+    """Synthesize the joint plan that the parsed arguments ask for, print it, and write it to -o.
+
+    Raise InputError for groups that do not fit the topology.
+    """
     from ....synth.extras.joint.describe import print_joint
     from ....synth.extras.joint.joint_calls import choose_any_helpers, read_calls
     from ....synth.extras.joint.synthesize import plan_jointly

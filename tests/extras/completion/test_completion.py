@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch import run_command
 
-from topoplan.cli.commands import list_commands, list_own
+from topoplan.cli.commands import list_commands, list_programs
 from topoplan.cli.topoplan import main
 
 TRY = """
@@ -42,7 +42,7 @@ def test_bash_completes_commands_options_and_values(
         ("topo-probe", "mat"): "matrix.txt",
         ("topo-run", "mat"): "matrix.txt",
         ("topo-run", "--dtype", "bf"): "bfloat16",
-        **{(f"topo-{name}", "--vers"): "--version" for name in list_own()},
+        **{(f"topo-{name}", "--vers"): "--version" for name in list_programs()},
     }
     lines = [TRY, *(f"try {shlex.join(words)}" for words in wanted)]
     done = run_command("bash", "--norc", "-c", "\n".join(lines), cwd=tmp_path)
@@ -56,7 +56,7 @@ def test_other_shells_get_a_script_that_knows_the_values(
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "recursive-doubling" in script and "without-rank" in script
-    names = ["topoplan", *(f"topo-{name}" for name in list_own())]
+    names = ["topoplan", *(f"topo-{name}" for name in list_programs())]
     if shell == "zsh":  # as a file, and by eval
         assert script.startswith(f"#compdef {' '.join(names)}\n")
         for name in names:

@@ -1,7 +1,8 @@
 """Read the links outside the PCI tree in NCCL's and RCCL's XML.
 
 These are NVLink, xGMI, C2C and pcilink elements, at the rates that the libraries count, and the
-elements that topoplan adds for properties that the format itself cannot express.
+elements that topoplan adds for properties that the format itself cannot express. What has been read
+of a file so far is in a PartialTopology, with notes on doubts about the file.
 """
 
 import re

@@ -1,4 +1,9 @@
-"""The devices and links read so far from NCCL's XML, before they become a Topology."""
+"""The devices and links read so far from NCCL's XML, before they become a Topology.
+
+NCCL needs attributes and elements that topoplan may not know of a machine. When topoplan writes a
+file it makes these up, and marks them with the attribute `topoplan_made_up`, so that readers leave
+them out.
+"""
 
 import re
 from collections.abc import Iterable
@@ -74,11 +79,11 @@ class GpuElement:
 class PartialTopology:
     """The devices and links read so far.
 
-    `where` names the file in errors. `exact_pairs` are the (source, destination) pairs whose links
-    topoplan itself wrote, so no notes question them. `uplinks` maps a device's id to the links
-    between it and its parent, in both directions. `gpu_by_bus` and `bridge_by_bus` map (host, PCI
-    address) to a device's id. The items of `cpus` are (id, host, element), those of `pcilinks` are
-    (host, id of the switch, element).
+    `where` names the file in errors, `notes` collects doubts about it. `exact_pairs` are the
+    (source, destination) pairs whose links topoplan itself wrote, so no notes question them.
+    `uplinks` maps a device's id to the links between it and its parent, in both directions.
+    `gpu_by_bus` and `bridge_by_bus` map (host, PCI address) to a device's id. The items of `cpus`
+    are (id, host, element), those of `pcilinks` are (host, id of the switch, element).
     """
 
     where: str
@@ -128,7 +133,7 @@ def read_attributes(element: Element, *without: str) -> dict[str, Any]:
 
 
 def get_topoplan_attribute(element: Element, key: str) -> str | None:
-    """Return the attribute `topoplan_<key>`, or None if it is absent or empty."""
+    """Return an element's attribute `topoplan_<key>`, or None if it is absent or empty."""
     return element.get(TOPOPLAN_PREFIX + key)
 
 

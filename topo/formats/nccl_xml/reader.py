@@ -98,8 +98,8 @@ def make_skeleton_error(root: Element) -> InputError:
 def read_system(root: Element, *, has_links: bool = True) -> Topology:
     """Build the topology that a <system> element describes, which must have GPUs.
 
-    Without `has_links`, links between GPUs are not expected in the file, so none is missed. Raise
-    InputError if none of the GPUs is below a CPU, and for bad values.
+    If `has_links` is False, the file is one that leaves out links between GPUs, so no note says
+    that they are missing. Raise InputError if none of the GPUs is below a CPU, and for bad values.
     """
     where = root.where
     partial = PartialTopology(

@@ -1,7 +1,8 @@
 """Read and write the output of nvidia-smi that describes a machine.
 
-That is `topo -m`, `topo -p2p`, `nvlink -s` and `nvlink -R`. A label is not a bandwidth: every rate
-of a topology read from such a text is assumed, and its source says so.
+That is `topo -m`, `topo -p2p`, `nvlink -s` and `nvlink -R`. A label is the cell of a matrix that
+says how two devices are joined, such as NV4 or PIX. It is not a bandwidth: every rate of a topology
+read from such a text is assumed, and its source says so.
 """
 
 import re

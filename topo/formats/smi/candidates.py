@@ -3,6 +3,10 @@
 The number of NVLinks tells the generation, except 18, which GPUs of NVLink 4 (25 GB/s each) and
 NVLink 5 (50 GB/s) have. Memory of GPUs that is a NUMA node, and CPUs of 72 cores, are those of
 Grace (GH200, GB200, GB300). All that is left open is in a note, with the board that is assumed.
+
+Cells (cells.py) are the matrix: its labels, such as NV4 or PIX, by two columns. A GPU is known by
+the number of its column, from 0. The affinity of a GPU is the CPUs and NUMA node that its row
+names. What is in doubt becomes a line in the lists `notes`.
 """
 
 import re

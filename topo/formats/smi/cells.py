@@ -1,4 +1,8 @@
-"""Read the cells of a `topo -m` matrix, the labels of each pair of devices, and note oddities."""
+"""Read the cells of a `topo -m` matrix, the labels of each pair of devices, and note oddities.
+
+A label says how two devices are joined, such as NV4 or PIX. `LabelMatrix` (parser.py) is the matrix
+as it is printed.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -148,7 +152,10 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
 
 
 def leave_out_drives(table: LabelMatrix, notes: list[str]) -> LabelMatrix:
-    """Return a matrix without the drives that people add to it, since they carry no traffic."""
+    """Return a matrix without the drives that people add to it, since they carry no traffic.
+
+    A note on them is added to `notes`.
+    """
     drives = [name for name in table.names if _DRIVE.match(name)]
     if not drives:
         return table

@@ -1,7 +1,8 @@
-"""Rows that break off in their affinities: `24-47,` where others have `24-47,72-95`.
+"""Rows of a matrix that break off in their affinities: `24-47,` where others have `24-47,72-95`.
 
-Copied text often ends there, and terminals cut lines. What is missing is taken from the rows that
-begin alike, if those do not differ.
+Affinities are the CPUs and the NUMA node near a GPU, which end its row. Copied text often ends
+there, and terminals cut lines. What is missing is taken from the rows that begin alike, if those do
+not differ.
 """
 
 import re

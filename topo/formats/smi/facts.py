@@ -1,4 +1,9 @@
-"""Turn matrices of `nvidia-smi topo` into facts, under the names of docs/facts.md."""
+"""Turn matrices of `nvidia-smi topo` into facts, under the names of docs/facts.md.
+
+`LabelMatrix` (parser.py) is a matrix as it is printed, `Cells` (cells.py) its labels by two
+columns. The affinities of a GPU are the CPUs and the NUMA node that its row names behind the
+labels.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -50,7 +55,8 @@ def is_p2p(table: LabelMatrix) -> bool:
 def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]:
     """Return the affinities of the GPUs that have a row, by the number of their column.
 
-    If there is no column for NUMA nodes, distinct CPU affinities are numbered from 0 instead.
+    If there is no column for NUMA nodes, distinct CPU affinities are numbered from 0 instead. Rows
+    that break off, are near several nodes or have an unclear end are noted in `notes`.
     """
     rows = {
         i: table.rows[name].affinities

@@ -1,6 +1,7 @@
 """The topology that is inferred from a matrix, and the rates that are assumed for its links.
 
-A matrix gives no rates: the boards that its GPUs are, or can be, decide (candidates.py).
+A matrix gives no rates: the boards that its GPUs are, or can be, decide (candidates.py). Devices
+are known by the numbers of their columns, from 0.
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,9 @@ UNKNOWN_PCIE = pcie_link(None, None)
 class AssumedRates:
     """The assumed rates of PCIe, of one NVLink, of a NIC (GB/s, None if unknown), and between CPUs.
 
-    Each has its source. `boards` are those of the GPUs that are known, by column; `said` has the
-    PCIe links that the text states for GPUs, with their sources.
+    Each has its source. `boards` are those of the GPUs that are known, by column; `how` is a text
+    on how they are known, for sources. `said` has the PCIe links that the text states for GPUs and
+    NICs, by column, with their sources.
     """
 
     pcie: PcieLink = UNKNOWN_PCIE
@@ -49,7 +51,8 @@ def assume_rates(
     Of several boards the fastest PCIe and the slowest NVLink count. `cpu` is the result of
     `find_cpu` for the text. `generation` is the newest PCIe generation of the GPUs if the text
     states it for all of them, else None. If no boards are given, it is that of the PCIe rate, with
-    16 lanes. If it is older than the boards' PCIe, the rate between CPUs is that of its era.
+    16 lanes. The rate between CPUs, if no model of theirs gives it, is by the PCIe generation of
+    the boards, or by `generation` if that is older.
     """
     name, model = cpu or ("", None)
     if not boards:
@@ -109,10 +112,11 @@ UNKNOWN = Affinity()
 class InferredTopology:
     """Devices and links inferred so far; sets of devices are bit masks over the columns.
 
-    `affinities`, `node` and `root` map a column to its GPU's affinity, or to its device's NUMA node
-    and root complex. `source` is that of all devices. `overruled` holds pairs of columns whose
-    labels were not followed, which a note explains; `unplaced` maps NICs whose CPU is a guess
-    to the number of their group, from 1, whose members are near each other.
+    `cells` are the matrix that they are inferred from. `affinities`, `node` and `root` map a column
+    to its GPU's affinity, or to its device's NUMA node and root complex. `source` is that of all
+    devices. `overruled` holds pairs of columns whose labels were not followed, which a note
+    explains; `unplaced` maps NICs whose CPU is a guess to the number of their group, from 1, whose
+    members are near each other.
     """
 
     cells: Cells
@@ -139,7 +143,10 @@ class InferredTopology:
         self.links += both_directions(link)
 
     def join_pcie(self, below: str, above: str, to_cpu: bool = False) -> None:
-        """Join a device to the switch or CPU above it, by NVLink-C2C if it is a GPU that has it."""
+        """Join a device to the switch or CPU above it, both by their ids, over PCIe.
+
+        With `to_cpu` a GPU whose board has NVLink-C2C is joined by that.
+        """
         rates = self.rates
         column = self.cells.ids.index(below) if below in self.cells.ids else -1
         board = rates.boards.get(column)

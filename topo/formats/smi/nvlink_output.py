@@ -4,6 +4,8 @@ Neither prints a GPU's own address. nvidia-smi numbers GPUs in the order of thei
 remote addresses, sorted, belong to the GPUs that have links, provided that there are equally many
 and that all links then have an end on both sides. Otherwise they are taken for NVSwitches, as NCCL
 takes addresses that it does not know.
+
+An NvlinkListing (parser.py) is what the output says of one GPU's NVLinks.
 """
 
 from collections import Counter
@@ -46,8 +48,8 @@ def choose_nvlink_rate(
 ) -> tuple[Fraction, str]:
     """Return the rate of one NVLink in GB/s in one direction, and its source.
 
-    It is the slowest rate that -s reports, or the datasheet's rate if they differ by at most 7 %.
-    If none is reported, it is the one in `rates`.
+    `listings` are by GPU number. The rate is the slowest that -s reports, or the datasheet's if
+    they differ by at most 7 %. If none is reported, it is the one in `rates`.
     """
     speeds = {speed for listing in listings.values() for speed in listing.speed.values()}
     reported = [speed for speed in speeds if speed and float(speed) > 0]
@@ -67,8 +69,9 @@ def note_other_counts(
 ) -> None:
     """Note GPUs whose active NVLinks, by `nvidia-smi nvlink`, do not fit a matrix's NV#.
 
-    The number in NV# counts the links to one GPU or, on NVSwitches, all links of the GPU: a GPU's
-    active links fit if they are as many as its largest NV# says, or as all its NV# together.
+    `listings` are by GPU number, `cells` are the labels of the matrix. The number in NV# counts the
+    links to one GPU or, on NVSwitches, all links of the GPU: a GPU's active links fit if they are
+    as many as its largest NV# says, or as all its NV# together.
     """
     odd = []
     for i in iterate_members(cells.gpus):

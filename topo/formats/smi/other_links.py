@@ -6,6 +6,8 @@ board is not known (18), cannot all be direct: GPUs that all have NV# with each 
 joined through one `nvswitch`, each with the number of links in its largest label. (Eight GPUs with
 NV12 are on NVSwitches; four H100 with NV6 are joined pairwise, 18 links each.) All other NV# are
 direct links. With only two GPUs both are possible, and nothing depends on it.
+
+An InferredTopology (inferred.py) has the labels of the matrix and what has been inferred from them.
 """
 
 from fractions import Fraction

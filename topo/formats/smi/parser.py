@@ -3,6 +3,9 @@
 The output of every version is read: tabs, spaces or both, device columns under any name, affinity
 columns or none, underlined headings. Prompts and prose around it are skipped. The other modules
 interpret the words.
+
+A label is the cell of a matrix for two devices, such as NV4 or PIX. The affinities of a GPU are the
+CPUs and the NUMA nodes that its row names behind the labels.
 """
 
 import re
@@ -207,8 +210,8 @@ def looks_like(text: str) -> bool:
 def parse_output(text: str, where: str) -> SmiOutput:
     """Split a text into its parts, without interpreting them; `where` names the file in errors.
 
-    Raise InputError for more than MAX_LINES lines, MAX_COLUMNS devices or MAX_TABLES matrices, and
-    for rows that do not fit their heading or that it does not name.
+    Raise InputError for more than MAX_LINES lines, MAX_COLUMNS devices or MAX_TABLES matrices, for
+    rows that do not fit their heading or that it does not name, and for another maker's matrix.
     """
     output = SmiOutput()
     matrix: LabelMatrix | None = None

@@ -32,9 +32,10 @@ _OWN_LABELS = ("XGMI", "LNK", "SW", "NET", "DIS")
 
 
 def infer_pcie_tree(inferred: InferredTopology, where: str) -> None:
-    """Add switches and CPUs, and put the devices of the matrix below them.
+    """Add switches and CPUs to `inferred`, and put the devices of its matrix below them.
 
-    Raise InputError for more than MAX_NODES CPUs.
+    `inferred` has the labels and affinities of the matrix; links and notes on doubts are added to
+    it, too. Raise InputError, with the file's name `where`, for more than MAX_NODES CPUs.
     """
     cells = inferred.cells
     on_pcie = _find_pcie_devices(inferred)

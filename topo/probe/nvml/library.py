@@ -19,7 +19,7 @@ _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU for which NVML has a `handle`; `index` is its number in NVML."""
+    """A GPU with NVML's `handle` of it, which queries take; `index` is its number in NVML."""
 
     index: int
     handle: Any
@@ -31,7 +31,7 @@ class Gpu:
 
 
 class Nvml:
-    """The open library, and the GPUs found to be lost.
+    """The open library, and the GPUs that queries found to be lost or denied.
 
     `module` is pynvml; `lost` maps a GPU's subject to the fact `lost` if a query returned the error
     GpuIsLost or ResetRequired. `denied` has the subjects of which a query returned NoPermission.
@@ -54,8 +54,8 @@ class Nvml:
     ) -> Fact:
         """Call pynvml's `function`, convert its answer by `read`, and return it as the fact `key`.
 
-        If the call fails, the fact is missing, with the reason, and a lost GPU is recorded in
-        `lost`. Errors in `let_through` are raised instead.
+        If the call fails, the fact is missing, with the reason; a lost GPU is recorded in `lost`, a
+        query without permission in `denied`. Errors in `let_through` are raised instead.
         """
         try:
             return Fact(subject, key, read(getattr(self.module, function)(*arguments)), function)

@@ -5,6 +5,9 @@ not exist, and the query for the state fails past the last real link. The number
 need not be contiguous. The state does not name the GPU at the other end, so the remote end is
 queried as well. P2P status may differ by direction and is queried in both; the common ancestor is
 the same in both.
+
+An Nvml (library.py) asks one question at a time, and returns the answer, or why there is none, as a
+fact.
 """
 
 from collections import Counter
