@@ -83,6 +83,16 @@ def p2p_subject(index: object, peer: object) -> str:
     return f"{GPU}/{index}/{P2P}/{peer}"
 
 
+def normalize_bus_id(written: str) -> str:
+    """Return a PCI address as Linux writes it: `00000000:3B:00.0` becomes `0000:3b:00.0`."""
+    domain, colon, rest = written.strip().lower().partition(":")
+    return (
+        f"{domain.lstrip('0').rjust(4, '0')}:{rest}"
+        if colon and ":" in rest
+        else written.strip().lower()
+    )
+
+
 def pci_subject(bus_id: object) -> str:
     """Return the subject `pci/BUS` of a PCI function by its address, as Linux writes it.
 

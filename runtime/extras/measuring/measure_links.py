@@ -1,4 +1,4 @@
-"""Measure the links between ranks, and decide which rates to believe (topo/measured/believe.py).
+"""Measure the links between ranks, and decide by topo/extras/measured which rates to believe.
 
 First every ordered pair alone: half a round trip of a small message, and the rate from a fit over
 three sizes, found by doubling until a message takes long enough. Times are the receiver's, of a

@@ -12,10 +12,11 @@ from functools import lru_cache
 from itertools import permutations
 
 from ....topo.derived.hosts import group_by_host
+from ....topo.derived.parts import split_hosts
 from ....topo.extras.nccl_topology import is_amd
 from ....topo.extras.nccl_topology.made_up import view_machine
 from ....topo.facts import keys
-from ....topo.facts.keys import p2p_subject
+from ....topo.facts.keys import p2p_subject, qualify
 from ....topo.facts.view import WIRES
 from ....topo.graph import Topology
 from ...channels.channels import CHAIN, Channels, Order
@@ -221,20 +222,32 @@ def _is_in_pci_tree(topology: Topology, src: str, dst: str) -> bool:
 def list_refused_p2p(topology: Topology) -> frozenset[tuple[int, int]]:
     """Return the ordered pairs of ranks between which the driver refuses P2P, as far as is known.
 
-    The topology says so, or boards of a pair are known to have none over PCIe.
+    The topology says so, or boards of a pair are known to have none over PCIe. Ranks of different
+    hosts are no such pairs.
     """
-    view = view_machine(topology)
-    indices = [view.find_gpu_index(name) for name in topology.ranks]
-    wired = {(link.src, link.dst) for link in topology.links if link.kind in WIRES}
+    rank_of = {gpu: rank for rank, gpu in enumerate(topology.ranks)}
     return frozenset(
-        (a, b)
-        for (a, gpu), (b, other) in permutations(enumerate(topology.ranks), 2)
-        if any(
-            view.facts.get_text(p2p_subject(indices[a], indices[b]), key) not in (None, "ok")
-            for key in (keys.P2P_READ, keys.P2P_WRITE)
-        )
-        or ((gpu, other) not in wired and view.find_board_without_p2p(gpu, other))
+        (rank_of[a], rank_of[b])
+        for host, part in split_hosts(topology).items()
+        for a, b in _list_refused(part, host)
     )
+
+
+def _list_refused(part: Topology, host: str) -> Iterator[tuple[str, str]]:
+    """Yield the ordered pairs of a host's GPUs that P2P is refused to, by ids of the machine.
+
+    `host` is the prefix of these ids, "" if they have none.
+    """
+    view = view_machine(part)
+    index_of = {gpu: view.find_gpu_index(gpu) for gpu in part.ranks}
+    wired = {(link.src, link.dst) for link in part.links if link.kind in WIRES}
+    for gpu, other in permutations(part.ranks, 2):
+        subject = p2p_subject(index_of[gpu], index_of[other])
+        if any(
+            view.facts.get_text(subject, key) not in (None, "ok")
+            for key in (keys.P2P_READ, keys.P2P_WRITE)
+        ) or ((gpu, other) not in wired and view.find_board_without_p2p(gpu, other)):
+            yield (qualify(host, gpu), qualify(host, other)) if host else (gpu, other)
 
 
 def _name_pairs(

@@ -14,12 +14,18 @@ import pytest
 from needs import long_cases
 
 from topoplan.synth.extras.nccl_files.graph_file import RING_ID, TREE_ID, read_graph_file
-from topoplan.synth.extras.stock.model import NotModelled, StockModel, model_stock
+from topoplan.synth.extras.stock.model import (
+    NotModelled,
+    StockModel,
+    list_refused_p2p,
+    model_stock,
+)
 from topoplan.synth.extras.stock.on_paper import StockRate, rate_stock
 from topoplan.synth.extras.stock.paths import find_gpu_paths
 from topoplan.synth.extras.stock.search import find_chains, find_rings
 from topoplan.synth.extras.stock.system import StockLink, build_system
-from topoplan.topo.formats import nccl_xml
+from topoplan.topo.derived.hosts import join_hosts
+from topoplan.topo.formats import nccl_xml, smi
 from topoplan.topo.presets import preset
 
 MACHINES = (
@@ -263,6 +269,15 @@ def test_refused_p2p_goes_through_the_cpu() -> None:
     assert isinstance(made, StockModel)
     assert not made.p2p
     assert made.rings.path_type == "PHB"
+
+
+def test_refused_p2p_is_known_of_hosts_that_are_joined() -> None:
+    head = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
+    matrix = f"{head}GPU0\t X \tPHB\t0-23\t0\nGPU1\tPHB\t X \t0-23\t0\n\n"
+    p2p = " \tGPU0\tGPU1\t\n GPU0\tX\tCNS\t\n GPU1\tOK\tX\t\n"
+    host = smi.read(matrix + p2p, "host")
+    assert list_refused_p2p(host) == {(0, 1)}
+    assert list_refused_p2p(join_hosts([host, host])) == {(0, 1), (2, 3)}
 
 
 def test_topologies_without_nccl_hardware_have_a_reason() -> None:

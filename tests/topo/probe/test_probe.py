@@ -19,12 +19,12 @@ from fake_machine import HOSTBRIDGE, SINGLE, SYSTEM, Machine
 from needs import long_cases
 
 from topoplan.topo.facts import keys as fact_keys
+from topoplan.topo.facts.keys import normalize_bus_id
 from topoplan.topo.graph import Topology
 from topoplan.topo.hardware import pcie_GBps
 from topoplan.topo.matrix import find_connections
 from topoplan.topo.probe.join import probe_local
 from topoplan.topo.probe.linux.sysfs import read_sysfs
-from topoplan.topo.probe.nvml.library import normalize_bus_id
 from topoplan.topo.probe.nvml.questions import read_nvml
 
 # Active links of a GPU: link number -> (kind of the remote device, its bus id).

@@ -39,7 +39,8 @@ _MAKER_TOOLS = {"AMD": re.compile(r"rocm-smi|amd-smi"), "NVIDIA": re.compile(r"n
 class DetailedView(MachineView):
     """A topology and its facts, looked up by device, and what follows from them for each GPU.
 
-    No look-up raises, whatever values a file has.
+    Whatever values a file has, no look-up raises, but for KeyError where the topology has no such
+    device.
     """
 
     def __init__(self, topology: Topology, facts: Facts) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...errors import InputError
+from ...facts.keys import normalize_bus_id
 from ..pasted import clean
 
 # Matrices of more devices are refused: no machine has as many.
@@ -546,9 +547,3 @@ def _parse_link(line: str, listing: NvlinkListing) -> None:
         listing.speed.setdefault(int(speed.group(1)), speed.group(2))
     elif _CUT_LINK.fullmatch(line):
         listing.is_cut = True
-
-
-def normalize_bus_id(text: str) -> str:
-    """Write a PCI address as Linux does: `0000:d5:00.0` for `00000000:D5:00.0`."""
-    domain, _, rest = text.partition(":")
-    return f"{int(domain, 16):04x}:{rest}".lower()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...facts import Fact, Value, keys
-from ...facts.keys import P2P, Key, gpu_subject
+from ...facts.keys import P2P, Key, gpu_subject, normalize_bus_id
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 # Members of nvmlValue_t, by nvmlValueType_t.
@@ -138,13 +138,3 @@ def decode_text(value: Any) -> str:
 def read_pci_address(info: Any) -> str:
     """Return the PCI address in NVML's structure nvmlPciInfo_t, as Linux writes it."""
     return normalize_bus_id(decode_text(info.busId))
-
-
-def normalize_bus_id(written: str) -> str:
-    """Return a PCI address as Linux writes it: `00000000:3B:00.0` becomes `0000:3b:00.0`."""
-    domain, colon, rest = written.strip().lower().partition(":")
-    return (
-        f"{domain.lstrip('0').rjust(4, '0')}:{rest}"
-        if colon and ":" in rest
-        else written.strip().lower()
-    )
