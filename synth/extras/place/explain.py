@@ -61,12 +61,18 @@ def explain_order(
     """Return the rank order in which the stock collective is fastest.
 
     It is gloo's that is modelled. The result is None if there is no model of the collective, if the
-    machine is too large, or if not all its GPUs take part. `bound` and `effort`, which all
-    explanations are given, are not used: the search has a time limit of its own.
+    machine is too large, if not all its GPUs take part, or if the time of `effort` is over, which
+    limits the search as its own limit does. `bound`, which all explanations are given, is not used.
     """
+    limit_s = min(_LIMIT_S, effort.clock_s)
     too_many = len(topology.ranks) > _MAX_RANKS
-    if too_many or not collective.has_all_gpus or collective.name not in COLLECTIVES:
+    if (
+        limit_s <= 0
+        or too_many
+        or not collective.has_all_gpus
+        or collective.name not in COLLECTIVES
+    ):
         return None
     # Bandwidths alone decide which order is fastest, so any large size will do.
     traffic = f"all={collective.name}:1G"
-    return RankOrder(place(topology, traffic=traffic, target=STOCK, time_limit_s=_LIMIT_S))
+    return RankOrder(place(topology, traffic=traffic, target=STOCK, time_limit_s=limit_s))
