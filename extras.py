@@ -1557,7 +1557,7 @@ def _load(point: EntryPoint, expected: tuple[str, ...]) -> Any:
 
 
 def list_points() -> list[EntryPoint]:
-    """Return the entry points of installed packages in all groups of topoplan, by their groups."""
+    """Return the entry points of installed packages in all groups of topoplan, group by group."""
     from importlib.metadata import entry_points
 
     groups = sorted(group for group in entry_points().groups if group.startswith("topoplan."))

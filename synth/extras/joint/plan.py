@@ -129,7 +129,7 @@ class JointPlan:
 
     Made by `synthesize_joint`, or read by `load`. `helpers` are the ranks that may help groups of
     which they are no members. `bound` holds for any use of the links, `bound_one_way` for schedules
-    on the hardware's routes.
+    on the hardware's routes, which `router` gives.
     """
 
     topology: Topology

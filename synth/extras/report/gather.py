@@ -79,7 +79,7 @@ class Report:
     `machine` is the topology as given, `topology` the one that was planned for, with equal parallel
     switches merged. `examination` has the findings. `plan_file` names the plan if the report is on
     one. `seconds` is the time that the report took. `recoveries` are the faults in a run of the
-    plan after which it went on, None without a run.
+    plan, None without a run.
     """
 
     topology: Topology

@@ -42,7 +42,7 @@ class ReachedRouter(Router):
         return {x: near for x, near in before.items() if (start, x) not in self._closed}
 
     def on(self, topology: Topology) -> Router:
-        """Return a router for another topology that lacks the same pairs of ranks."""
+        """Return a router for another topology; the same GPUs, by their ids, have no routes."""
         if topology == self.topology:
             return self
         number = {gpu: rank for rank, gpu in enumerate(topology.ranks)}  # of some GPUs, perhaps

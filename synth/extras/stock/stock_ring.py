@@ -45,12 +45,12 @@ _MAX_SEARCHED, _MAX_TRIED, _MAX_NAMED = 64, 20_000, 16
 class StockRing:
     """A prediction of the stock collective: NCCL's or RCCL's own channels, or a ring in rank order.
 
-    If the rank order has no routes, the first order that has is taken. Broadcast and reduce are a
-    pipelined chain along the same order. If stock NCCL or RCCL is modelled, its own rings and
-    chains are taken instead, except on hosts with measured costs. `name` and `what` describe the
-    choice, `assumes` lists what a limit between hosts assumes, and `reason` is why no library is
-    modelled, empty if one is. Raise InfeasibleError for other collectives, and if no order of ranks
-    has routes.
+    `collective` is of all GPUs of the router's topology. If the rank order has no routes, the first
+    order that has is taken. Broadcast and reduce are a pipelined chain along the same order. If
+    stock NCCL or RCCL is modelled, its own rings and chains are taken instead, except on hosts with
+    measured costs. `name` and `what` describe the choice, `assumes` lists what a limit between
+    hosts assumes, and `reason` is why no library is modelled, empty if one is. Raise
+    InfeasibleError for other collectives, and if no order of ranks has routes.
     """
 
     _limit: StockRate | None = None

@@ -69,9 +69,9 @@ class StockNode:
     """A node of NCCL's graph with its links, in the order in which NCCL tries them.
 
     `kind` is NCCL's ("gpu", "cpu" ...), `index` its number among the nodes of its kind. `address`
-    is the PCI address of a DEV (a board), PCI or NIC node, `element` the XML element it comes from,
-    and `parent` the DEV of a GPU. `rank` is a GPU's rank, `sm` the compute capability (times ten)
-    of a DEV.
+    is the PCI address of a GPU, DEV (a GPU's board), PCI or NIC node, `element` the XML element it
+    comes from, and `parent` the DEV of a GPU. `rank` is a GPU's rank, `sm` the compute capability
+    (times ten) of a DEV.
     """
 
     kind: str
