@@ -110,7 +110,7 @@ Of topo-run (all in cli/running/added.py):
 
 Of the whole:
 
-- `names`: what `topoplan.NAME` is, for names in the facade's `__all__`.
+- `names`: what `topoplan.NAME` is, for names in `__all__` of `__init__.py` at the root.
 - `examples`: no module but the command in whose help the command line NAME is an example.
 """
 
@@ -172,10 +172,12 @@ _ROOT = dirname(__file__)  # noqa: PTH120
 
 
 class Extra:
-    """One feature: `paths` that can be deleted, the extras that it `needs`, and what it `adds`.
+    """One feature: its `name`, its `paths`, the extras that it `needs`, and what it `adds`.
 
-    `adds` has, by group and name, a module of this package, or an attribute of one after a colon,
-    and one line about it.
+    `paths` are its files and folders in the checkout, which can be deleted; the first one tells
+    whether it is here. `needs` are names of extras. `adds` maps groups to names, and each name to
+    where its entry is (a module of this package, or an attribute of one after a colon) and one line
+    about it.
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class Extra:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is installed, with all that it needs."""
+        """Whether it is installed with all that it needs: whether their first paths exist."""
         first = join(_ROOT, self.paths[0])  # noqa: PTH118
         return exists(first) and all(BY_NAME[name].is_here for name in self.needs)  # noqa: PTH110
 
@@ -1455,7 +1457,7 @@ BY_NAME = {extra.name: extra for extra in EXTRAS}
 class Names:
     """The names in a group: those of the extras that are here, then those of other packages.
 
-    Other packages are looked at where the extras do not have a name.
+    Iterating over it lists them. Other packages are looked at where the extras do not have a name.
     """
 
     def __init__(self, group: str) -> None:
@@ -1477,7 +1479,7 @@ class Names:
         return [name for extra in EXTRAS for name in extra.adds.get(self.group, ())]
 
     def list_others(self) -> list[str]:
-        """Return the names that other packages have, but those that an extra here has too."""
+        """Return the names that other packages have, without those that an extra here has too."""
         return sorted({point.name for point in self._list_points()} - {*self.describe()})
 
     def list_modules(self) -> dict[str, str]:
@@ -1485,7 +1487,7 @@ class Names:
         return {name: where.partition(":")[0] for name, (where, _) in self._list_added()}
 
     def find(self, name: str) -> Any:
-        """Return what has a name.
+        """Import the entry that has a name, and return it.
 
         Raise InputError if nothing that is installed has it, TopoplanError if the package that has
         it cannot be loaded, or has something else.
@@ -1506,7 +1508,10 @@ class Names:
         raise InputError(f"{name}: {self.explain_missing(name)}")
 
     def find_only(self, default: Any) -> Any:
-        """Return what the only name has that an extra here adds, or else the default."""
+        """Return the entry of the first name that an extra here adds; the default without one.
+
+        It is for groups to which one extra adds one name.
+        """
         return next((self.find(name) for name in self.describe()), default)
 
     def explain_missing(self, name: str) -> str:
@@ -1552,7 +1557,7 @@ def _load(point: EntryPoint, expected: tuple[str, ...]) -> Any:
 
 
 def list_points() -> list[EntryPoint]:
-    """Return the entry points of installed packages in all groups of topoplan, by their groups."""
+    """Return the entry points of installed packages in all groups of topoplan, group by group."""
     from importlib.metadata import entry_points
 
     groups = sorted(group for group in entry_points().groups if group.startswith("topoplan."))

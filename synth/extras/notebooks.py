@@ -1,4 +1,4 @@
-"""What notebooks show of plans, schedules and fronts: pictures and tables as HTML, or a picture."""
+"""What notebooks show of plans, schedules and Pareto fronts: HTML with tables, or a picture."""
 
 from ...topo.notebook import Renderer
 from ...topo.printable import quote
@@ -97,6 +97,7 @@ def _join(title: str, *parts: str) -> str:
     return f'<div class="topoplan">{body}</div>'
 
 
+# What topo/notebook.py asks for, by the class of the object: a picture, then HTML.
 PLAN = Renderer(draw_plan_alone, show_plan)
 SCHEDULE = Renderer(draw_schedule_svg, show_schedule)
 FRONT = Renderer(draw_front_svg, show_front)

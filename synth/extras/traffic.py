@@ -28,7 +28,10 @@ _DECIMAL = re.compile(r"[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE]\+?[0-9]{1,2})?")
 
 
 def is_matrix(traffic: str) -> bool:
-    """Return whether a text for traffic names a file rather than listing collectives."""
+    """Return whether a text for traffic names a file: it has a file's ending, or no "=".
+
+    Otherwise it lists collectives, such as dp=allreduce:1G.
+    """
     return Path(traffic).suffix.lower() in SUFFIXES or "=" not in traffic
 
 

@@ -1,4 +1,9 @@
-"""The bounds of demands, proved by the prices that a packing of their trees ends with."""
+"""The bounds of demands, proved by the prices that a packing of their trees ends with.
+
+Demands are pieces of data, the ranks that hold each one, and those that need it. A packing is the
+linear program that divides the pieces among trees (packing.py); its duals are prices of links. The
+multipath bound is for any use of the links, the single-path bound for the hardware's routes alone.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ from ...numeric.effort import Effort
 from .cuts import find_cut_bound, is_large
 from .packing import DemandPacking
 
+# The kind of these certificates; that of the single-path bound has SINGLE_PATH in front.
 KIND = "tree-prices"
 # Share of the work and of the time left for the bound on any use of the links.
 _SHARE = 0.5
@@ -30,8 +36,10 @@ def find_demand_bounds(
 ) -> Bounds:
     """Return the multipath and the single-path bound of demands on a router's topology.
 
-    `packing` is a finished one on the hardware's routes, if there is one already. All GPUs may
-    relay. With many GPUs both are the bound of a cut. Raise InfeasibleError if a piece cannot reach
+    All GPUs may relay. `effort` limits the work and the time; `progress` is called with lines of
+    text. `packing` is a finished one on the hardware's routes, if there is one already. With many
+    GPUs or classes of pieces (`is_large`) both are the bound of a cut; where switches copy what
+    several ranks need, both are the multipath bound. Raise InfeasibleError if a piece cannot reach
     its receivers.
     """
     topology = router.topology
@@ -53,10 +61,11 @@ def find_multipath_bound(
     effort: Effort,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
-    """Return the bound for any use of the links.
+    """Return the bound of demands for any use of the topology's links.
 
-    If switches copy what several ranks need, it is that of the machine in which each is one with
-    its nearest GPU. With many GPUs it is that of a cut.
+    If switches copy what several ranks need, it is that of the machine in which each such switch is
+    one with its nearest GPU. With many GPUs or classes of pieces it is that of a cut. `effort`
+    limits the work and the time; `progress` is called with lines of text.
     """
     if is_large(demands, topology):
         return find_cut_bound(demands, topology)

@@ -1,8 +1,11 @@
 """Schedules of demands on many GPUs, without a linear program.
 
-A schedule sends a portion of a class to a box once, from the GPU that has sent least
-to other boxes so far, and spreads it within the box; where a link would be busy for longer than the
-bound, box mates with idle links pass it on. The gap shows how good that is.
+Demands are pieces of data, the ranks that hold each one, and those that need it. A class is all
+pieces with the same holders and the same receivers that lack them, a portion one of the equal parts
+into which a large class is divided, and a box a group of GPUs that slower links join to others,
+such as a host. A schedule sends a portion to a box once, from the GPU that has sent least to other
+boxes so far, and spreads it within the box; where a link would be busy for longer than the bound,
+GPUs of the same box with idle links pass it on. The plan's gap to the bound shows how good that is.
 """
 
 from __future__ import annotations
@@ -31,9 +34,12 @@ Box = tuple[int, ...]
 
 
 class BoxDeliveries:
-    """Chooses the sends of demands, portion by portion; `columns` has them with their shares.
+    """Chooses the sends of demands, portion by portion, when it is made.
 
-    `limit` is what a link of 1 GB/s carries within the bound, in the unit of the demands' sizes.
+    `columns` has for each portion its sends (a Delivery without `links`) and its share of its
+    class. `router` gives the routes that are loaded. `limit` is what a link of 1 GB/s carries
+    within the bound, in the unit of the demands' sizes. Raise InfeasibleError if a send has no
+    route.
     """
 
     def __init__(self, demands: Demands, router: Router, limit: Fraction) -> None:

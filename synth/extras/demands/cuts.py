@@ -1,7 +1,8 @@
 """The bound of demands on many GPUs, without a linear program: the narrowest cut around devices.
 
-Demands say which ranks hold and need which pieces of data. The groups of devices that are cut off
-are single GPUs, boxes, and all behind a leaf switch.
+Demands say which ranks hold and need which pieces of data; a class is all pieces with the same
+holders and the same receivers that lack them. The groups of devices that are cut off are single
+GPUs, boxes (such as hosts), and all behind a leaf switch.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ _MAX_RANKS, _MAX_CLASSES = 128, 6000
 
 
 def is_large(demands: Demands, topology: Topology) -> bool:
-    """Return whether there are too many GPUs or pieces for a linear program."""
+    """Return whether there are too many GPUs or classes of pieces for a linear program."""
     return len(topology.ranks) > _MAX_RANKS or len(demands.classes) > _MAX_CLASSES
 
 
 def find_cut_bound(demands: Demands, topology: Topology) -> Bound:
-    """Return the bound of the narrowest cut around a group of devices, or around all others."""
+    """Return the bound of the narrowest cut around a group of devices, or around all others.
+
+    The narrowest one takes longest to carry the data that must cross it.
+    """
     links = LinkArrays(topology)
     sizes = np.array(list(demands.classes.values()), dtype=np.float64)
     ends = [_list_ends([key[side] for key in demands.classes]) for side in (0, 1)]

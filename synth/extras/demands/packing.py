@@ -1,10 +1,11 @@
 """Trees of demands, packed into the links by column generation.
 
-Pieces with the same holders and the same missing receivers are one class. A column carries a share
-of one class: a tree from a holder to all receivers (for one receiver, a path), whose branches are
-sends from rank to rank; if there are several holders, a tree from each that is used. The linear
-program divides each class among its columns so that the busiest link takes the least time. Its
-duals price the links; the cheapest trees at these prices are the next columns, and prove the bound.
+Demands are pieces of data, the ranks that hold each one, and those that need it. Pieces with the
+same holders and the same receivers that lack them are one class. A column carries a share of one
+class: a tree from a holder to all receivers (for one receiver, a path), whose branches are sends
+from rank to rank; if there are several holders, a tree from each that is used. The linear program
+divides each class among its columns so that the busiest link takes the least time. Its duals price
+the links; the cheapest trees at these prices are the next columns, and prove the bound.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ Hop = tuple[int, int]
 class Delivery:
     """A column: the sends that carry a share of class `part` from its holders to its receivers.
 
-    Each rank that is no holder receives once; a send comes after the one that its source received.
-    `links` are the numbers of the links that the sends cross, with repetitions.
+    `part` is the class's place in `Demands.classes`. `hops` are the sends, each from rank to rank;
+    each rank that is no holder receives once, and a send comes after the one that its source
+    received. `links` are the numbers of the links that the sends cross, with repetitions.
     """
 
     part: int
@@ -57,7 +59,7 @@ class Delivery:
 
     @cached_property
     def depths(self) -> list[int]:
-        """The step of each send, if each is made as soon as it can be."""
+        """The step of each send, from 0 on, if each is made as soon as it can be."""
         ready: dict[int, int] = defaultdict(int)
         out = []
         for src, dst in self.hops:
@@ -72,10 +74,11 @@ class Delivery:
 
 
 class DemandPacking(SharePacking[Delivery]):
-    """Column generation for demands.
+    """Column generation for demands; `run` does it, and `list_columns` returns the outcome.
 
-    Times are in units of `unit_GB` (of a buffer of 1 GB) over 1 GB/s. With `routes`, ranks send to
-    each other on the hardware's routes only; else on any path, through any device.
+    `classes` are the holders and missing receivers of each class, and `demand` its size in units; a
+    unit is `unit_GB` of a buffer of 1 GB. Times are those of a unit over 1 GB/s. With `routes`,
+    ranks send to each other on the hardware's routes only; else on any path, through any device.
     """
 
     def __init__(self, demands: Demands, topology: Topology, routes: OwnRoutes | None) -> None:
@@ -96,7 +99,7 @@ class DemandPacking(SharePacking[Delivery]):
         return column.part
 
     def count_uses(self, column: Delivery) -> Counter[int]:
-        """Return how many units a column sends over each row if it carries its whole class."""
+        """Return how many units a column sends over each row (link) to carry its whole class."""
         times = self.demand[column.part]
         return Counter(
             {r: k * times for r, k in Counter(self.row[list(column.links)].tolist()).items()}
@@ -111,7 +114,8 @@ class DemandPacking(SharePacking[Delivery]):
         """Generate columns until they are optimal or the effort is spent; begin with `start`.
 
         Of equally fast shares on the hardware's routes, those of few and early sends are taken.
-        Raise InfeasibleError if a piece cannot reach its receivers.
+        `say` is called with lines of progress. Raise InfeasibleError if a piece cannot reach its
+        receivers.
         """
         self.columns |= {column: self.count_uses(column) for column in start}
         if not self.generate(effort, "packing demands", say):

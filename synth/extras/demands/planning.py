@@ -1,6 +1,7 @@
 """Synthesis of plans for demands: the trees of one packing, verified, with its bounds.
 
-Demands say which ranks hold and need which pieces of data; a packing divides each among trees.
+Demands say which ranks hold and need which pieces of data; a packing divides each among trees. With
+many GPUs the sends are chosen without one (box_deliveries.py).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _MAIN, _ALONE = 0.5, 0.25
 def synthesize_demands(request: Request) -> Synthesis:
     """Return the verified plan for demands, in which the request's helpers may relay.
 
-    `thorough` has no effect. Raise InputError for another strategy than packing, limits on trees or
-    a promise, InfeasibleError if a piece cannot reach its receivers.
+    `request.collective` must be Demands. `thorough` has no effect. Raise InputError for another
+    strategy than packing, limits on trees or a promise (what all schedules of a plan keep, such as
+    one order of additions), InfeasibleError if a piece cannot reach its receivers.
     """
     started = time.monotonic()
     demands, helpers, effort = request.collective, request.helpers, request.effort

@@ -4,6 +4,9 @@ A file of demands is JSON:
 
     {"format": "topoplan-demands", "version": 1, "ranks": 4, "helpers": "rest",
      "pieces": [{"size": 1048576, "have": [0, 1], "need": [2]}]}
+
+`ranks` is the number of GPUs of the machine. `helpers` are the ranks that may relay and neither
+have nor need a piece: "rest" (all such ranks), "none", or a list.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class DemandFields(Struct, forbid_unknown_fields=True):
 
 
 class DemandsFile(Struct, forbid_unknown_fields=True):
-    """The JSON of demands on a machine of so many GPUs; other ranks among `helpers` may relay."""
+    """The JSON of demands on a machine of `ranks` GPUs; see the module's docstring."""
 
     format: Literal["topoplan-demands"]
     version: Literal[1]
@@ -69,7 +72,7 @@ def from_matrix(
 def read_demands(
     path: str | PathLike[str], gpus: int
 ) -> tuple[Demands, Literal["rest", "none"] | list[int]]:
-    """Return the demands of a JSON file for a machine of `gpus` GPUs, and its `helpers`.
+    """Return the demands of a JSON file for a machine of `gpus` GPUs, and its field `helpers`.
 
     Raise InputError if the file cannot be read, is not of that format, is for another number of
     GPUs, or names pieces that make no sense (see `Demands.of`).

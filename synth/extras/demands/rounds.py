@@ -1,9 +1,10 @@
 """Rounds in which each rank sends to one other and receives from one: no receiver is crowded.
 
-If all data goes from rank to rank directly, a doubly stochastic matrix is a sum of matchings
-(Birkhoff 1946). Traffic becomes one by padding every rank's sends and receives to those of the
-busiest rank. Each matching is a round, whose messages are equally long; the longest rounds come
-first, so that there are few.
+It applies to schedules of demands (pieces of data, the ranks that hold each one, and those that
+need it) in which all data goes from rank to rank directly. A doubly stochastic matrix is a sum of
+matchings (Birkhoff 1946). Traffic becomes one by padding every rank's sends and receives to those
+of the busiest rank. Each matching is a round, whose messages are equally long; the longest rounds
+come first, so that there are few.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ _WORSE = Fraction(101, 100)
 
 
 def divide_into_rounds(schedule: Schedule, topology: Topology) -> Schedule | None:
-    """Return a schedule of one step, divided into rounds; None if they take longer, or many."""
+    """Return a schedule of one step, divided into rounds, each a step of the result.
+
+    None if the schedule has several steps, is for more than 16 ranks, or sends a chunk to several
+    ranks, or if the rounds take over 1 % longer than it where only bandwidth counts.
+    """
     t, n = schedule.transfers, schedule.rank_limit
     moved = set(t.chunk.tolist())
     # A chunk that goes to several ranks must not be cut for one of them alone.

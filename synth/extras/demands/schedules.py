@@ -1,4 +1,9 @@
-"""Schedules of demands, from the columns that a packing chose."""
+"""Schedules of demands, from the columns that a packing chose.
+
+Demands are pieces of data, the ranks that hold each one, and those that need it. A class is all
+pieces with the same holders and the same receivers that lack them; a column (Delivery) is the sends
+that carry a share of one class from its holders to its receivers.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +26,8 @@ def draw_schedule(
 ) -> Schedule:
     """Return the schedule of columns with their shares, all of which begin in the first step.
 
-    A class's pieces follow each other, and so do the shares of its columns: a chunk is what a
-    column carries of a piece.
+    `carrying` has each column with its exact share of its class. A class's pieces follow each
+    other, and so do the shares of its columns: a chunk is what a column carries of a piece.
     """
     chunks: list[Chunk] = []
     rows: list[tuple[int, int, int, int, int, int]] = []

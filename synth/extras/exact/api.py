@@ -27,11 +27,12 @@ def pareto(
 ) -> ParetoFront:
     """Return the Pareto front of exact schedules, over steps and rounds per chunk, as SCCL has it.
 
-    It is the front that topo-synth prints. `collective`, `topology`, `root`, `time_limit_s` and
-    `progress` are as for `synthesize`. `max_steps` ends the search, which otherwise ends three
-    steps after the least possible, or where the bound is met. `slack` is SCCL's k: only
-    schedules with at most that many more rounds than steps. With `instances`, no front is searched:
-    each (chunks, steps, rounds) is decided.
+    In one round a link carries one chunk for each unit of its bandwidth, and a step lasts one round
+    or more. It is the front that topo-synth prints. `collective`, `topology`, `root`,
+    `time_limit_s` and `progress` are as for `synthesize`. `max_steps` ends the search, which
+    otherwise ends three steps after the least possible, or where the bound is met. `slack` is
+    SCCL's k: only schedules with at most that many more rounds than steps. With `instances`, no
+    front is searched: each (chunks, steps, rounds) is decided.
 
     Raise InputError if names or options are wrong, InfeasibleError if the topology is not
     connected. Rows that were not decided in time have the status "unknown", and a warning is

@@ -1,4 +1,9 @@
-"""The Pareto front of exact schedules with all that users read of it: rows, bounds and a plan."""
+"""The Pareto front of exact schedules with all that users read of it: rows, bounds and a plan.
+
+Chunks, steps and rounds are SCCL's: in one round a link carries one chunk for each unit of its
+bandwidth, and a step lasts one round or more. Fewer steps mean less latency, fewer rounds per chunk
+(R/C) more bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +87,9 @@ def find_front(
 ) -> ParetoFront:
     """Return the front of a collective, or with `instances` only these (chunks, steps, rounds).
 
-    `max_steps` ends the search, `slack` limits how many more rounds than steps there may be;
-    `progress` is called with lines of text. Raise InfeasibleError if the topology is not connected.
+    `router` has the topology and its routes; `effort` limits the work and the time. `max_steps`
+    ends the search, `slack` limits how many more rounds than steps there may be; `progress` is
+    called with lines of text. Raise InfeasibleError if the topology is not connected.
     """
     search: Front = (
         decide(collective, router, list(instances), effort, progress)

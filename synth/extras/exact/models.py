@@ -7,9 +7,9 @@ integers: chunks per round, in the link unit.
 Collectives that only copy (allgather, broadcast, gather, scatter, alltoall): a Boolean per (chunk,
 edge, step): the chunk crosses that edge in that step. Every required rank gets every chunk over
 exactly one edge in one step, from a rank that had it in an earlier step; a link of bandwidth b
-carries at most b r_s chunks in step s; the r_s >= 1 add up to R (Cai et al., PPoPP 2021, section
-4). A send is a variable only if, by hop distances, its source can have the chunk by then and its
-destination can still be of use.
+carries at most b r_s chunks in step s, which lasts r_s >= 1 rounds; the r_s add up to R, the number
+of rounds (Cai et al., PPoPP 2021, section 4). A send is a variable only if, by hop distances, its
+source can have the chunk by then and its destination can still be of use.
 
 Allreduce, solved directly instead of composed of two collectives: each rank holds one partial sum
 of each chunk. has[v,c,j,s]: rank v's partial sum of chunk c includes the contribution of rank j

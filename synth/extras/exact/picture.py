@@ -1,4 +1,9 @@
-"""A Pareto front as an SVG picture: steps to the right, rounds per chunk upwards, and the bound."""
+"""A Pareto front as an SVG picture: steps to the right, rounds per chunk upwards, and the bound.
+
+Chunks, steps and rounds are SCCL's: in one round a link carries one chunk for each unit of its
+bandwidth, and a step lasts one round or more. Fewer steps mean less latency, fewer rounds per chunk
+(R/C) more bandwidth.
+"""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """The least R/C of any number of chunks in S steps: a linear program with its dual as exact proof.
 
-Relax SCCL's formulation: x[j,e,s] in [0, 1] is the fraction of commodity j (the data of one source
-for one set of receivers) that crosses edge e in step s, and r_s >= 0 is the length of step s for
-one chunk. Minimise sum r_s subject to
+R is the number of rounds, C that of chunks: in a round link l carries b_l chunks, its bandwidth in
+units. Relax SCCL's formulation: x[j,e,s] in [0, 1] is the fraction of commodity j (the data of one
+source for one set of receivers) that crosses edge e in step s, and r_s >= 0 is the length of step s
+for one chunk. Minimise sum r_s subject to
 
     (1) for every rank v that wants j:  sum_{e into v, s} x[j,e,s]  = 1  (dual pi[j,v], free)
         every other rank but the source: the same  <= 1                  (dual pi[j,v] <= 0)

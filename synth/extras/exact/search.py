@@ -1,10 +1,14 @@
 """The Pareto front of k-synchronous schedules over steps S and R/C, with its ends proved.
 
-For each S from the least possible on, it has the row with R = S and the most chunks, and the row
-with the least R/C, down to the lower bound proved by the linear program of ratio_bound. It stops
-once R/C meets the topology's bandwidth bound. If the best R/C of an S is above that bound, the (C,
-R) just below it are listed too, as proved infeasible. Reduce-scatter and reduce are allgather and
-broadcast on the reversed topology; allreduce is composed of two, and solved directly for few steps.
+C is the number of chunks, R that of rounds, in SCCL's units: in a round a link carries a chunk for
+each unit of its bandwidth, and a step lasts one round or more. k-synchronous means R <= S + k.
+
+For each S from the least possible on, the front has the row with R = S and the most chunks, and the
+row with the least R/C, down to the lower bound proved by the linear program of ratio_bound. The
+search stops once R/C meets the topology's bandwidth bound. If the best R/C of an S is above that
+bound, the (C, R) just below it are listed too, as proved infeasible. Reduce-scatter and reduce are
+allgather and broadcast on the reversed topology; allreduce is composed of two, and solved directly
+for few steps.
 """
 
 import time

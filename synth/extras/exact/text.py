@@ -1,4 +1,9 @@
-"""A Pareto front as text: the table of `topo-synth --pareto`, and the text of `describe()`."""
+"""A Pareto front as text: the table of `topo-synth --pareto`, and the text of `describe()`.
+
+Chunks, steps and rounds are SCCL's: in one round a link carries one chunk for each unit of its
+bandwidth, and a step lasts one round or more. Fewer steps mean less latency, fewer rounds per chunk
+(R/C) more bandwidth.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Explain a bound: the bottleneck, the algbw of each strategy, and the links to improve first.
 
-A lever is a link whose bandwidth limits the bound; its price is its dual value there.
+A bound's certificate is a cut between devices, or prices of links: the duals of the linear program
+that it comes from. The bottleneck is that cut, or the links that have a price. A lever is a link
+whose bandwidth limits the bound.
 """
 
 from collections import defaultdict
@@ -160,8 +162,9 @@ def explain(
 ) -> Explanation:
     """Explain what limits the bound `limit`, from its certificate, and compare `candidates`.
 
-    `candidates` are schedules with their costs, of any strategies. The remaining `effort` is spent
-    on the bounds with wider links. Nothing is advised by a bound whose search was cut short.
+    `router` has the topology and its routes. `candidates` are schedules with their costs, of any
+    strategies. The remaining `effort` is spent on the bounds with wider links. Nothing is advised
+    by a bound whose search was cut short.
     """
     topology = router.topology
     parts: tuple[BottleneckPart, ...]

@@ -1,7 +1,8 @@
 """The interface of what extras add to `topo-synth --explain`.
 
-They register in the group `explanations` (extras.py at the root) a function of the planned result
-that returns such a part, or None if it has nothing to say.
+They register in the group `explanations` (extras.py at the root) a function (Explain) of the
+topology, the collective, the plan's single-path bound and an allowance of work. It returns such a
+part, or None if it has nothing to say.
 """
 
 from __future__ import annotations

@@ -29,13 +29,14 @@ _BOUND_WORK_S = 10.0
 class HelpersWorth:
     """What a plan gains by helpers: ranks outside the group that forward bytes for it.
 
-    `alone_GBps` and `helped_GBps` are the single-path bounds on algbw without and with them; the
-    former is None if the members reach each other only through others. `without` maps each helper
-    to the bound without it: None if the others then do not connect the members; helpers are left
-    out whose bound was not searched to the end. `is_cut_short` says that one of the other two was
-    not, and then there is no ratio. `from_bytes` is the least size at which the plan uses helpers,
-    None if it never does; `time_s` and `time_alone_s` are the predicted times at `size_bytes` with
-    the plan, and with its fastest schedule without helpers (None if it has none).
+    `alone_GBps` and `helped_GBps` are the single-path bounds on algbw without and with them (with
+    all other GPUs if the plan may use no helpers); the former is None if the members reach each
+    other only through others. `without` maps each helper to the bound without it: None if the
+    others then do not connect the members; helpers are left out whose bound was not searched to the
+    end. `is_cut_short` says that one of the other two was not, and then there is no ratio.
+    `from_bytes` is the least size at which the plan uses helpers, None if it never does; `time_s`
+    and `time_alone_s` are the predicted times at `size_bytes` with the plan, and with its fastest
+    schedule without helpers (None if it has none).
     """
 
     alone_GBps: Fraction | None

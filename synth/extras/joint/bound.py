@@ -1,11 +1,12 @@
 """The bound on the time in which calls of several groups can end together, and its checker.
 
-A certificate prices directed links. Each GB of a call pays at least the price of the cheapest trees
-or paths that carry it: the cheapest out-tree from the root for broadcast, in-tree to it for reduce,
-the mean of them over the members for allgather and reduce-scatter, the least sum of an in-tree and
-an out-tree with one root for allreduce, and cheapest paths for alltoall, gather and scatter. Trees
-reach the group's members; its helpers may relay, copy and add. In one second all links together
-earn the sum of bandwidth times price. So no schedules move all calls' data in less than
+A call is one group's collective with its bytes and weight (joint_calls.py). A certificate prices
+directed links. Each GB of a call pays at least the price of the cheapest trees or paths that carry
+it: the cheapest out-tree from the root for broadcast, in-tree to it for reduce, the mean of them
+over the members for allgather and reduce-scatter, the least sum of an in-tree and an out-tree with
+one root for allreduce, and cheapest paths for alltoall, gather and scatter. Trees reach the group's
+members; its helpers may relay, copy and add. In one second all links together earn the sum of
+bandwidth times price. So no schedules move all calls' data in less than
 
     sum of (GB of a call x its weight x the price of its data) / sum of (bandwidth x price)
 
@@ -48,6 +49,7 @@ from ...bounds.prices import Distances, path_distances, route_distances
 from ...cost.loads import computes_in_network
 from .joint_calls import JointCall, helpers_of
 
+# Kinds of certificates: for any use of the links, and for the hardware's routes alone.
 MULTIPATH_KIND = "joint-prices"
 SINGLE_PATH_KIND = SINGLE_PATH + MULTIPATH_KIND
 

@@ -1,4 +1,8 @@
-"""Print joint plans as tables, for topo-synth and `describe()`."""
+"""Print joint plans as tables, for topo-synth and `describe()`.
+
+A joint plan is for groups of ranks that run collectives at the same time and share the links; a
+call is one group's collective with its bytes and weight (joint_calls.py).
+"""
 
 from __future__ import annotations
 

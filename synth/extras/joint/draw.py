@@ -1,4 +1,8 @@
-"""Make the schedule of one call of a joint plan from its trees and paths with their shares."""
+"""Make the schedule of one call of a joint plan from its trees and paths with their shares.
+
+A joint plan is for groups of ranks that run collectives at the same time and share the links; a
+call is one group's collective with its bytes and weight (joint_calls.py).
+"""
 
 from fractions import Fraction
 
@@ -21,7 +25,8 @@ NAME = "joint"
 def draw_schedule(call: JointCall, columns: Columns, topology: Topology) -> Schedule:
     """Return the schedule of a call: each column (a tree or path) carries a chunk, from step 0 on.
 
-    `columns` are those that the packing chose, with their exact shares of the data.
+    `columns` are those that the packing chose, with their exact shares of the part of the buffer
+    that each carries (see packing.py).
     """
     collective, rank = call.collective, {gpu: i for i, gpu in enumerate(topology.ranks)}
     whole = collective.even_chunks(1)[0].share
@@ -63,6 +68,9 @@ def draw_schedule(call: JointCall, columns: Columns, topology: Topology) -> Sche
 def measure_seconds(
     schedule: Schedule, topology: Topology, call: JointCall
 ) -> dict[DirectedLink, Fraction]:
-    """Return how long each link is busy with a call, in seconds times the call's weight."""
+    """Return how long each link is busy with a call, in seconds times the call's weight.
+
+    `schedule` is the call's; links have the bandwidths of `topology`.
+    """
     busy = total_seconds(schedule, topology)
     return {link: seconds * call.demand_GB for link, seconds in busy.items()}

@@ -85,10 +85,10 @@ class JointCall:
 def read_calls(
     source: str, topology: Topology, collective: str | None, size: str
 ) -> tuple[JointCall, ...]:
-    """Parse the calls that `source`, a text or the name of a file, states for a topology.
+    """Parse the calls that `source`, a text with "=" or the name of a file, states for a topology.
 
-    `collective` and `size` are for kinds that state none. Raise InputError, in one line, for
-    malformed text and for calls that contradict each other.
+    `collective` and `size`, a text such as "64M", are for kinds that state none. Raise InputError,
+    in one line, for malformed text and for calls that contradict each other.
     """
     name, text = ("groups", source) if "=" in source else (source, _read_file(Path(source)))
     words = [word for line in text.splitlines() for word in line.partition("#")[0].split()]
@@ -106,7 +106,8 @@ def list_mesh_calls(
     """Return the calls of all groups of a mesh's dimensions.
 
     `mesh` holds ranks as nested lists, one level for each of `names`. Each of `calls` is
-    (dimension's name, collective, bytes of a call): all groups of the dimension make it.
+    (dimension's name, collective, bytes of a call): all groups of the dimension make it, but those
+    of one rank. Raise InputError if the names do not fit the mesh or the calls.
     """
     ranks, levels = np.array(mesh), list(names or ())
     if ranks.ndim != len(levels) or ranks.dtype.kind != "i":
@@ -129,7 +130,8 @@ def list_mesh_calls(
 def check_calls(calls: Iterable[JointCall], topology: Topology) -> tuple[JointCall, ...]:
     """Return the calls, after checking that they fit the topology.
 
-    Raise InputError if there is no call, a rank does not exist, or groups of one kind overlap.
+    A call of all ranks is returned with the collective of all GPUs (`has_all_gpus`). Raise
+    InputError if there is no call, a rank does not exist, or groups of one kind overlap.
     """
     listed, ranks = list(calls), len(topology.ranks)
     if not listed:

@@ -1,10 +1,11 @@
 """Trees and paths of several calls at once, packed into the links by column generation.
 
-A column carries one part of one call: an allreduce and a broadcast are one part, an allgather has
-one for each member, an alltoall one for each pair. The linear program divides each part among its
-columns so that the busiest link takes the least time, all calls counted with their bytes and
-weights. Its duals price the links; the cheapest trees and paths at these prices are the next
-columns, and prove the bound.
+A call is one group's collective with its bytes and weight (joint_calls.py); the groups run at the
+same time. A column carries one part of one call: an allreduce and a broadcast are one part, an
+allgather has one for each member, an alltoall one for each pair. The linear program divides each
+part among its columns so that the busiest link takes the least time, all calls counted with their
+bytes and weights. Its duals price the links; the cheapest trees and paths at these prices are the
+next columns, and prove the bound.
 
 Helpers of a group are ranks outside it that relay, copy and add for it.
 """
@@ -46,6 +47,7 @@ _FRESH_ROOTS = 4
 _SEND_STEPS = 4
 # From this relative error of floats on, rounding has weakened a bound.
 _CLOSE = 1e-9
+# Collectives whose data goes over paths; that of the others goes over trees.
 BY_PATHS = ("alltoall", "gather", "scatter")
 
 
@@ -76,8 +78,11 @@ class Branches:
             out[ranks[child]] = ranks[parent]
         return out
 
-    def count_effort(self, ranks: Mapping[str, int]) -> int:
-        """Return the cost that breaks ties: the number of sends, then of steps; lower is better."""
+    def compute_tie_cost(self, ranks: Mapping[str, int]) -> int:
+        """Return the cost by which equally fast columns are chosen; lower is better.
+
+        It is the number of steps, plus four for each send. `ranks` maps the ids of GPUs to ranks.
+        """
         steps = sum(max(levels(self.list_parents(ranks, d))[0]) for d in ("up", "down"))
         return _SEND_STEPS * (len(self.up) + len(self.down)) + steps
 
@@ -89,7 +94,9 @@ Columns = list[tuple[Branches, Fraction]]
 class JointPacking(SharePacking[Branches]):
     """A column generation for several calls: a linear program over trees and paths.
 
-    Times are in units of `unit_GB` over 1 GB/s. With `routes`, ranks send to each other on the
+    `run` does it, and `list_columns` returns the outcome. A part of call k is `demand[k]` units, of
+    `unit_GB` GB times weight each; times are those of a unit over 1 GB/s. `participants[k]` are the
+    ranks that may take part in call k, ascending. With `routes`, ranks send to each other on the
     hardware's routes only; else on any path that avoids other GPUs. `helpers` are the ranks that
     may relay, copy and add for groups of which they are not members.
     """
@@ -186,7 +193,7 @@ class JointPacking(SharePacking[Branches]):
             for kind, limit in enumerate(limits):
                 own = [term for term in terms if kind_of[term[0]] == kind]
                 loads.add(own, limit + TOLERANCE)
-        costs = np.array([float(column.count_effort(self._rank)) for column in self.columns])
+        costs = np.array([float(column.compute_tie_cost(self._rank)) for column in self.columns])
         solved = minimise(costs, loads, whole, effort)
         if solved is not None:
             self.shares = solved.x
@@ -368,7 +375,7 @@ def _trace(before: NDArray[Any], u: int, v: int) -> list[int]:
 def prove(
     packing: JointPacking, helpers: Iterable[int], router: Router, joined: Sequence[Sequence[str]]
 ) -> JointBound:
-    """Return the best bound that a packing's prices prove, after rounding these to fractions.
+    """Return the best bound (the longest time) that a packing's prices prove.
 
     Prices are rounded to fractions, with a greater denominator for each next try, until rounding
     loses nothing. `helpers` are the ranks that may help groups; `router` has the topology and the

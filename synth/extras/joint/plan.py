@@ -1,10 +1,11 @@
 """A joint plan: plans of several groups that run at once and share the links, in one file.
 
-Each group has a plan of its own, whose members and helpers have their numbers in the whole
-topology, and a share of every link that it uses. The step durations of its schedules are those of
-the shares. The file is self-contained; all that it claims is verified before it is saved and after
-it is loaded: every plan by itself, every schedule again on its shares of the links, that no link is
-shared out more than once, and the certificates of the joint bounds.
+A call is one group's collective with its bytes and weight. Each group has a plan of its own, whose
+members and helpers have their numbers in the whole topology, and a share of every link that it
+uses. The step durations of its schedules are those of the shares. The file is self-contained; all
+that it claims is verified before it is saved and after it is loaded: every plan by itself, every
+schedule again on its shares of the links, that no link is shared out more than once, and the
+certificates of the joint bounds.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class JointPlan:
 
     Made by `synthesize_joint`, or read by `load`. `helpers` are the ranks that may help groups of
     which they are no members. `bound` holds for any use of the links, `bound_one_way` for schedules
-    on the hardware's routes.
+    on the hardware's routes, which `router` gives.
     """
 
     topology: Topology

@@ -1,7 +1,9 @@
 """Synthesis of joint plans: the links are shared by exact fractions so that all calls end together.
 
-One linear program packs the trees and paths of all calls into the links (packing.py). Each group's
-schedule consists of its trees; its share of a link is its part of all that is sent over the link.
+A call is one group's collective with its bytes and weight (joint_calls.py); groups of one kind have
+one purpose, such as tensor parallelism, and no rank in common. One linear program packs the trees
+and paths of all calls into the links (packing.py). Each group's schedule consists of its trees; its
+share of a link is its part of all that is sent over the link.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Turn a replayed algorithm of MSCCL into a schedule.
 
 In a schedule a rank holds one value of each chunk, and a transfer replaces that value or adds to
-it. MSCCL's blocks can hold several (in scratch memory) and add them later. So the values of a chunk
-that a rank sends or ends with are put into an order in which each follows from the one before: by
-messages added to it, or by a message that replaces it. A message is a transfer of the step in which
-the value is needed. Each transfer is made in the first step possible.
+it. A value is the sum of messages that the rank received, and of its own contribution (replay.py).
+MSCCL's thread blocks can hold several (in scratch memory) and add them later. So the values of a
+chunk that a rank sends or ends with are put into an order in which each follows from the one
+before: by messages added to it, or by a message that replaces it. A message is a transfer of the
+step in which the value is needed. Each transfer is made in the first step possible.
 
 Channels, protocols and thread blocks have no counterpart: a topology's links decide the time.
 """
@@ -39,9 +40,9 @@ def lower(
 ) -> tuple[tuple[Chunk, ...], list[tuple[int, int, int, int, Op]]]:
     """Return the chunks and the sends of a schedule, for a file and the outcome of its replay.
 
-    A send is (step, source rank, destination rank, chunk, operation). Neighbouring chunks that are
-    sent alike become one. Raise InfeasibleError if a rank would have to hold two values of a chunk
-    at once.
+    They are what `build_schedule` takes (synth/request.py). A send is (step, source rank,
+    destination rank, chunk, operation). Neighbouring chunks that are sent alike become one. Raise
+    InfeasibleError if a rank would have to hold two values of a chunk at once.
     """
     needed = _find_needed(outcome)
     rows: dict[int, dict[int, set[Terms]]] = defaultdict(lambda: defaultdict(set))

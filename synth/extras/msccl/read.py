@@ -38,8 +38,8 @@ class BlockStep:
     """One step of a thread block, on `count` chunks.
 
     `source` and `target` are (buffer, number of the first chunk in it), on the block's own GPU.
-    `actions` are what it does ("send", "reduce" ...). `waits_for` is (block of that GPU, number of
-    its step), None if there is none. `element` is the XML, for errors.
+    `actions` are what it does: some of RECEIVE, ADD, STORE and SEND. `waits_for` is (block of that
+    GPU, number of its step), None if there is none. `element` is the XML, for errors.
     """
 
     element: Element
@@ -92,7 +92,7 @@ def read_algorithm(path: str, collective: Collective) -> Algorithm:
     """Read the algorithm of the file `path` for `collective`, which gives the root.
 
     Raise InputError if the file is not one of MSCCL's, is for another collective or number of
-    ranks, or contradicts itself.
+    ranks, or contradicts itself, InfeasibleError if it is for a collective that schedules lack.
     """
     root = parse_xml(_read_text(path), path)
     if root.tag != "algo":

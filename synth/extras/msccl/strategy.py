@@ -1,7 +1,8 @@
 """Plan by `--strategy file:PATH`: take the schedule from an MSCCL file, on the topology at hand.
 
-It is planned like any other: routes are the hardware's, the verifier replays it, and its gap is
-against the topology's bound. The file's name is part of the strategy's.
+A strategy returns candidate schedules for a request (synth/request.py). This one is planned like
+any other: routes are the hardware's, the verifier replays it, and its gap is against the topology's
+bound. The file's name is part of the strategy's.
 """
 
 from dataclasses import replace
@@ -20,7 +21,11 @@ _PREFIX = "file:"
 
 
 def file_strategy(name: str) -> Strategy:
-    """Return the strategy that reads an MSCCL file; `name` is "file:" and its path."""
+    """Return the strategy that reads an MSCCL file; `name` is "file:" and its path.
+
+    The file is read when the strategy is called, which raises InputError, InfeasibleError or
+    VerificationError if it cannot be used.
+    """
     path = name.removeprefix(_PREFIX)
     label = _PREFIX + printable(Path(path).name)
 

@@ -1,10 +1,12 @@
 """Assign each rank's work to thread blocks, within the executor's limits, and connect the blocks.
 
-A phase is what a rank does with a piece in one step. Pieces do not depend on each other, so each
-has a strand: a block on each rank that it crosses. Pieces share strands if there are more of them
-than blocks. In a pipeline, whose iterations follow each other through the ranks, a strand has a
-block for each set of receives and the sends after them. A block with too many operations or
-channels is divided. Blocks of a rank with phases of one piece run one after another, by semaphores.
+A piece is a part of a chunk of the schedule (pieces.py). A phase is what a rank does with a piece
+in one step: send it, or wait for it and add or copy it (phases.py). Pieces do not depend on each
+other, so each has a strand: a block on each rank that it crosses. Pieces share strands if there are
+more of them than blocks. In a pipeline, whose iterations follow each other through the ranks, a
+strand has a block for each set of receives and the sends after them. A block with too many
+operations or channels is divided. Blocks of a rank with phases of one piece run one after another,
+by semaphores.
 """
 
 from collections import defaultdict
@@ -13,10 +15,11 @@ from dataclasses import dataclass, field
 
 from .phases import LOCAL, RECEIVE, SEND, BlockPhase, Programs
 
+# A thread block: its phases in the order in which it runs them.
 Block = list[BlockPhase]
 # A rank and the number of one of its blocks.
 End = tuple[int, int]
-# A channel between two blocks: its type, and its ends in order.
+# A channel between two blocks: its type (MEMORY or PORT of phases.py), and its ends in order.
 Channel = tuple[str, End, End]
 
 
@@ -24,9 +27,10 @@ Channel = tuple[str, End, End]
 class Wiring:
     """The thread blocks of each rank, and the channels and semaphores between them.
 
-    `sends` and `receives` have, for each block, its channels by phase and peer; `acquires` and
-    `releases`, for each block and piece, the number of a semaphore of the rank; semaphores[r] is
-    how many rank r has.
+    `blocks[r]` are the blocks of rank r. `sends` and `receives` have, for each block, its channels
+    by (piece, step, peer rank); `acquires` and `releases` have, by (block, piece), the number of
+    the rank's semaphore that the block waits for before, or signals after, its phases of the piece;
+    `semaphores[r]` is how many rank r has.
     """
 
     blocks: Sequence[Sequence[Block]]
@@ -54,7 +58,8 @@ class Wiring:
 def assign_blocks(programs: Programs, strands: int, is_pipeline: bool) -> list[list[Block]]:
     """Return the blocks of each rank if pieces share this many strands, ignoring blocks' limits.
 
-    A strand is a block on each rank that its pieces cross; in a pipeline it has several.
+    `programs` has the phases by rank and piece. A strand is a block on each rank that its pieces
+    cross; in a pipeline it has several.
     """
     return [
         [
@@ -91,7 +96,7 @@ def _list_stages(phases: Sequence[BlockPhase]) -> list[Block]:
 
 
 def connect(blocks: Sequence[Sequence[Block]]) -> Wiring:
-    """Connect blocks by channels and semaphores.
+    """Connect blocks, given by rank, by channels and semaphores.
 
     Two blocks that exchange messages share a channel. Both see its signals in one order, since both
     go through steps and pieces in the same order.

@@ -1,4 +1,8 @@
-"""List what each rank does with each piece: phases, whose operations stay in one thread block."""
+"""List what each rank does with each piece: phases, whose operations stay in one thread block.
+
+A piece is a part of a chunk of the schedule, in whole units: the equal parts into which the
+executor divides every buffer (pieces.py).
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +28,11 @@ ChannelTypes = Mapping[tuple[int, int], str]
 class BlockPhase:
     """Operations of a rank on one piece in one step of the schedule.
 
-    It sends `source` to `peers`, where it lands at `places` of their scratch buffers; or waits for
-    `peers`, adds `terms` up into `target` if there are any, and makes `copies` (from, to). `kind`
-    orders the phases of a step; `channel` is the type of its channels.
+    A phase of `kind` SEND sends `source` to the ranks `peers`, where it lands at `places` (in
+    units) of their scratch buffers. One of kind RECEIVE waits for `peers`, whose data lands at
+    `places` of the rank's own, adds `terms` up into `target` if there are any, and makes `copies`
+    (from, to). One of kind LOCAL, in step -1, only makes `copies`. `channel` is the type of its
+    channels, MEMORY or PORT.
     """
 
     piece: ChunkPart
@@ -56,7 +62,8 @@ Programs = Sequence[Sequence[Sequence[BlockPhase]]]
 class PhaseLister:
     """Lists the phases of all ranks and pieces; `scratch` counts each rank's scratch units.
 
-    `grid` has the pieces; `channel_types` says how each two ranks are connected.
+    Every message has a place of its own in the scratch buffer of its receiver. `grid` has the
+    pieces; `channel_types` says how each two ranks are connected.
     """
 
     def __init__(self, schedule: Schedule, grid: Grid, channel_types: ChannelTypes) -> None:

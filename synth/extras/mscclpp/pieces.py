@@ -1,7 +1,9 @@
 """Cut the chunks of a schedule into pieces on a grid of equal units.
 
-The executor divides every buffer into equal units; pieces have whole numbers of them. Where a
-message has no multiple of the exact grid, the ends of pieces are rounded to a finer one.
+The executor divides every buffer into equal units; a piece is a part of a chunk that has a whole
+number of them. A block is the whole buffer, or the part of one rank (for alltoall, of a pair of
+ranks). Where a message, as MSCCL++ calls the buffer of a call, has no multiple of the exact grid,
+the ends of pieces are rounded to a finer one.
 """
 
 from collections import Counter, defaultdict

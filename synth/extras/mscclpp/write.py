@@ -1,4 +1,8 @@
-"""Write a schedule as an execution plan of MSCCL++."""
+"""Write a schedule as an execution plan of MSCCL++: the JSON that its executor runs.
+
+A piece is a part of a chunk (pieces.py), a phase what a rank does with a piece in one step
+(phases.py), a message what MSCCL++ calls the buffer of a call.
+"""
 
 from __future__ import annotations
 
@@ -96,8 +100,9 @@ def write_mscclpp(
 ) -> ExecutionPlan:
     """Return the MSCCL++ execution plan of a schedule for messages of `size_bytes`.
 
-    It is also for others from `min_bytes` up to below `max_bytes`, where the format allows. Raise
-    InfeasibleError if the format cannot express the schedule, or a GPU would need too many blocks.
+    It is also for others from `min_bytes` up to below `max_bytes` (None: no limit), where the
+    format allows. Raise InfeasibleError if the format cannot express the schedule, or a GPU would
+    need too many blocks.
     """
     collective = schedule.collective
     if collective.name not in COLLECTIVES:

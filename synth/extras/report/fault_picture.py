@@ -26,9 +26,10 @@ _MAX_LETTERS = 60
 def draw_faults(title: str, recoveries: Sequence[RecoveryRow]) -> str:
     """Return an SVG picture with a row for each fault of a run, whose time runs to the right.
 
-    A mark above the row's line is the moment at which the fault was noticed, one below it the
-    moment from which calls went on; a bar is the time between. After a fault from which calls never
-    went on, the bar ends with the picture.
+    `recoveries` are the faults, each with when it was noticed and how long calls waited. A mark
+    above the row's line is the moment at which the fault was noticed, one below it the moment from
+    which calls went on; a bar is the time between. After a fault from which calls never went on,
+    the bar ends with the picture.
     """
     end_s = max((x.at_s + (x.seconds or 0.0) for x in recoveries), default=0.0) or 1.0
     width = _WIDTH - 2 * _SIDE

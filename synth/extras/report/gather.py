@@ -1,9 +1,8 @@
 """Collect a report's contents within a time limit.
 
-These are the doctor's findings, bounds, plans of the main collectives, and predictions for the
-stock ring.
-
-The stock ring is the time predicted for NCCL's or gloo's own collective.
+These are the doctor's findings (what is wrong with the machine), and for the main collectives the
+bounds, plans, and predictions for the stock collective: what NCCL, RCCL or gloo does without a
+plan.
 """
 
 import time
@@ -57,8 +56,9 @@ class Section:
     """A report's results for one collective.
 
     `in_network` is the bound if all switches add that can, `candidates` are schedules with their
-    costs, `stock` is the prediction for the stock ring. `missing` is the reason if there is no
-    plan; `cut_short` lists the searches that the time limit stopped.
+    costs. `explanation` has the bottleneck and what each strategy reaches, `stock` predicts the
+    stock collective. `missing` is the reason if there is no plan; `cut_short` lists the searches
+    that the time limit stopped. What is not known is None.
     """
 
     collective: Collective
@@ -79,7 +79,7 @@ class Report:
     `machine` is the topology as given, `topology` the one that was planned for, with equal parallel
     switches merged. `examination` has the findings. `plan_file` names the plan if the report is on
     one. `seconds` is the time that the report took. `recoveries` are the faults in a run of the
-    plan after which it went on, None without a run.
+    plan, None without a run.
     """
 
     topology: Topology
@@ -96,8 +96,9 @@ def gather_report(
 ) -> Report:
     """Return the report on a machine, with plans and bounds of the main collectives.
 
-    Searches stop after `time_limit_s` seconds in all, and sections list those cut short; `say` is
-    given lines about the progress.
+    These are allreduce, allgather, reduce-scatter, broadcast and alltoall; with more than 64 GPUs
+    allreduce alone, with fewer than two none. Searches stop after `time_limit_s` seconds in all,
+    and sections list those cut short; `say` is given lines about the progress.
     """
     started = time.monotonic()
     topology, router = load_for_planning(machine)

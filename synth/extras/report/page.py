@@ -67,7 +67,10 @@ _MAX_PICTURE_BYTES = 900_000
 
 
 def write_page(report: Report, *, made: datetime | None = None) -> str:
-    """Return the report as a self-contained HTML page; `made` is its time (default: now)."""
+    """Return the report as a self-contained HTML page; `made` is its time (default: now).
+
+    `gather_report` or `report_plan` makes the report.
+    """
     machine = report.machine
     made = made if made is not None else datetime.now(timezone.utc)
     names = ["machine", "findings", *(section.collective.name for section in report.sections)]

@@ -42,7 +42,10 @@ _MAX_LEVERS = 6
 
 
 def write_section(section: Section, topology: Topology, *, with_pictures: bool) -> str:
-    """Return the HTML of one collective's section; `with_pictures` adds trees and a timeline."""
+    """Return the HTML of one collective's section; `with_pictures` adds trees and timelines.
+
+    `topology` is the machine that was planned for.
+    """
     name, bounds = section.collective.name, _write_bounds(section, topology)
     parts = bounds
     if section.plan is not None:
@@ -235,9 +238,10 @@ def _draw_curves(section: Section) -> str:
 
 
 def draw_schedule(plan: Plan) -> list[str]:
-    """Return SVG pictures of the trees and the timeline of the plan's schedule for large buffers.
+    """Return HTML with pictures of the plan's schedule for large buffers: its trees and timelines.
 
-    Flows of chunks that are not trees are drawn in the same way.
+    These are the parts of a section, in order. Flows of chunks that are not trees are drawn in the
+    same way. With many GPUs a line says that nothing is drawn.
     """
     topology, whole = plan.topology, plan.entry_for(SHOWN_SIZE).schedule
     # Fewer segments keep transfers visible.

@@ -1,6 +1,7 @@
-"""Read the faults that a run survived, and write them as HTML.
+"""Read the faults in a run, and how it went on after them, and write them as HTML.
 
-They are in the JSON of topo-run, or in the lines of JSON that any program writes to the file that
+A recovery is what happened from noticing a lost or slow link until calls went on. Recoveries are in
+the JSON of topo-run, or in the lines of JSON that any program writes to the file that
 TOPOPLAN_LOG_FILE names (runtime/event_log.py).
 """
 

@@ -1,7 +1,8 @@
 """Draw the flow of chunks through a machine as SVG pictures.
 
-GPUs have the positions that they have in the picture of the machine, or stand in a circle for each
-host or socket; a thin box is around the GPUs of each.
+The flow of a chunk is all transfers that move it, a tree if the schedule is one of trees. GPUs have
+the positions that they have in the picture of the machine, or stand in a circle for each host or
+socket; a thin box is around the GPUs of each.
 """
 
 import math

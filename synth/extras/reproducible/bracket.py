@@ -1,6 +1,7 @@
 """Make bracketings to try on a machine: binary trees over its ranks in which near ranks add first.
 
-A bracketing says in which order the ranks' values of an element are added, as ((0+1)+(2+3)).
+A bracketing says in which order the ranks' values of an element are added, as ((0+1)+(2+3)). A part
+of it is a rank or one of its nested pairs. Near ranks are joined by fast routes.
 """
 
 import random
@@ -18,7 +19,7 @@ Bracket = int | tuple["Bracket", "Bracket"]
 
 
 def parse_bracket(text: str) -> Bracket:
-    """Parse a bracketing as `find_bracketing` writes it into nested pairs of ranks."""
+    """Return a bracketing, written as `find_bracketing` writes it, as nested pairs of ranks."""
     done: list[Bracket] = []
     for token in text.replace("(", " ").replace("+", " ").replace(")", " ) ").split():
         if token == ")":
@@ -98,10 +99,10 @@ def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
 
 
 def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Bracket:
-    """Return the bracketing with one random part moved next to another.
+    """Return the bracketing with one random part taken out and added to another part.
 
-    This is a random one with a route to the moved part, if there is any. `close` is the result of
-    measure_closeness. `chance` draws the part and its new place.
+    The other one is random among those with a route to the moved part, if there is any. `close` is
+    the result of measure_closeness. `chance` draws the part and its new place.
     """
     moved = chance.choice([part for part in _list_parts(bracket) if part is not bracket])
     rest = _without(bracket, moved)

@@ -1,9 +1,10 @@
 """Make candidates for reproducible plans, and choose the one bracketing of a plan.
 
-A bracketing is the order of additions, such as "((0+1)+(2+3))". Schedules over levels of groups
-come first. If they are far from the bound, one tree over which everything is added up and searched
-bracketings are offered too. In the search several bracketings are tried; then the best one is
-varied until the allowed work is done.
+A bracketing is the order of additions, such as "((0+1)+(2+3))"; a plan is reproducible if all of
+its schedules have the same one. Schedules over levels of groups (levels.py: ranks in a grid,
+exchanging along one dimension after the other) come first. If they are far from the bound, one tree
+over which everything is added up and searched bracketings are offered too. In the search several
+bracketings are tried; then the best one is varied until the allowed work is done.
 """
 
 import random
@@ -72,7 +73,8 @@ _BETTER = 0.999
 def build_reproducible(request: Request) -> list[Schedule]:
     """Return schedules for reproducible plans, most of which have one bracketing each.
 
-    `choose_bracketing` drops those that have none. Raise InfeasibleError if no schedule is found.
+    `choose_bracketing` drops those that have none. Searches are limited by `request.effort`. Raise
+    InfeasibleError if no schedule is found.
     """
     built = build_levels(request)
     bracketed = [base for base in dict.fromkeys(s.uncut for s in built) if find_bracketing(base)]
@@ -156,8 +158,9 @@ def _grow_tree(request: Request, root: int) -> list[int] | None:
 def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule]:
     """Return schedules in the best bracketing found: for large messages, and a tree for small ones.
 
-    The bracketings `given` are tried first. Raise InfeasibleError if there are too many ranks, if
-    switches compute, or if none is found.
+    The best one takes the least time for each GB of buffer, by its embeddings in the machine
+    (fitting.py). The bracketings `given` are tried first. Raise InfeasibleError if there are too
+    many ranks, if switches compute, or if none is found.
     """
     n = request.collective.ranks
     if n > _MAX_SEARCHED:
@@ -169,7 +172,7 @@ def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule
     best = _search(request, given, OwnRoutes(request.router))
     best.add_low_columns()
     return [
-        *(cut for fit in best.list_cuts() for cut in _cut(best.build(request, fit))),
+        *(cut for fit in best.list_fits() for cut in _cut(best.build(request, fit))),
         *_build_small(request, best),
     ]
 

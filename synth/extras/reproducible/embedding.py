@@ -1,11 +1,12 @@
 """Embed a bracketing in a machine: at which ranks partial sums are made, and the paths to them.
 
-All columns of one linear program have the same bracketing (the order of additions). They differ in
-the ranks at which they add, and in the tree that takes the sum back to all ranks, which adds
-nothing and is unconstrained. The cheapest column under link prices is found exactly among those of
-this form: a partial sum is made at a rank that contributed to one of its two operands, and moves
-over ranks whose contributions are in it. Such ranks have given their contributions away, so no rank
-ever holds two values of a chunk.
+A bracketing is the order in which the ranks' values of an element are added, such as ((0+1)+(2+3)).
+Each embedding of it is a column of a linear program, which gives it a share of the data
+(fitting.py). All columns have the same bracketing. They differ in the ranks at which they add, and
+in the tree that takes the sum back to all ranks, which adds nothing and is unconstrained. The
+cheapest column under link prices is found exactly among those of this form: a partial sum is made
+at a rank that contributed to one of its two operands, and moves over ranks whose contributions are
+in it. Such ranks have given their contributions away, so no rank ever holds two values of a chunk.
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +68,12 @@ class _Node:
 
 
 class Embedding:
-    """All embeddings of one bracketing in a machine whose ranks send to each other on `routes`."""
+    """All embeddings of one bracketing in a machine whose ranks send to each other on `routes`.
+
+    `price` finds the cheapest ones under prices, `find_column` returns one of them. `bracket` is
+    the bracketing as nested pairs of ranks, `nodes` are its contributions and partial sums, the
+    whole sum last.
+    """
 
     def __init__(self, bracket: Bracket, routes: OwnRoutes) -> None:
         self.bracket, self.routes = bracket, routes

@@ -1,4 +1,10 @@
-"""Compute the rate of a bracketing on a machine: its embeddings, weighed by column generation."""
+"""Compute the rate of a bracketing on a machine: its embeddings, weighed by column generation.
+
+A bracketing is the order in which the ranks' values of an element are added, such as ((0+1)+(2+3)).
+An embedding of it says at which ranks the partial sums are made, and over which ranks they move
+there (embedding.py). Each embedding is a column of a linear program, which divides the data among
+them so that the busiest link takes the least time.
+"""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -41,9 +47,9 @@ _WORTH_IT, _FASTER = 0.85, 1.005
 class Fit:
     """Embeddings of a bracketing (columns), the share that each carries, and their time.
 
-    `shares` are floats; those of a group's columns sum to 1. `seconds` is the time per GB of buffer
-    that the columns take together. `least_s` is the lower bound on it, in seconds per GB, that the
-    prices prove for all embeddings of this bracketing in the form of embedding.py.
+    `shares` are floats; those of a group's columns sum to 1 (see Fitting). `seconds` is the time
+    per GB of buffer that the columns take together. `least_s` is the lower bound on it, in seconds
+    per GB, that the prices prove for all embeddings of this bracketing in the form of embedding.py.
     """
 
     columns: list[Column]
@@ -53,10 +59,16 @@ class Fit:
 
 
 class Fitting:
-    """A column generation for one bracketing, collective and machine; columns are embeddings.
+    """Finds how fast a collective adds in one bracketing on a machine, and makes its schedules.
 
-    In a reduce-scatter each rank's part is a group of columns of its own; otherwise there is one
-    group.
+    `run` generates columns, the embeddings of the bracketing, and stores the best shares of the
+    data in `fit`, which is None before; `list_fits` and `build` make schedules of them. `bracket`
+    is the bracketing as nested pairs of ranks; `collective` is an allreduce, reduce or
+    reduce-scatter; ranks send to each other on `routes`.
+
+    In a reduce-scatter (`is_apart`) each rank's part of the buffer is divided among a group of
+    columns of its own, which end at that rank; otherwise there is one group. `uses` maps each
+    column to how often it crosses each link, by the link's number.
     """
 
     def __init__(self, bracket: Bracket, collective: Collective, routes: OwnRoutes) -> None:
@@ -175,7 +187,10 @@ class Fitting:
         ]
 
     def add_low_columns(self) -> None:
-        """Add columns with few hops, found by adding a price per hop to the last prices."""
+        """Add columns with few hops to `uses`, found by adding a price per hop to the last prices.
+
+        `list_fits` can then choose them; `fit` stays as it is.
+        """
         distance = self.routes.distances(self.prices)
         usual = float(distance[np.isfinite(distance)].mean())
         for hop_price in _HOP_PRICES:
@@ -185,11 +200,11 @@ class Fitting:
                 column: self._count_uses(column) for column in self.list_columns(with_hops)
             }
 
-    def list_cuts(self) -> list[Fit]:
-        """Return the best fits under limits on the number of steps, fewest steps first.
+    def list_fits(self) -> list[Fit]:
+        """Return the fastest fits under limits on the number of steps, fewest steps first.
 
-        The caller must call `run` first. A limit is skipped if its rate is too low, or if its extra
-        steps gain too little.
+        The caller must call `run` first. Without a fit under a limit it is `fit` alone. A limit is
+        skipped if its rate is too low, or if its extra steps gain too little.
         """
         assert self.fit is not None
         out: list[Fit] = []
@@ -210,7 +225,10 @@ class Fitting:
         return out or [self.fit]
 
     def build(self, request: Request, fit: Fit) -> Schedule:
-        """Return the schedule of a fit, with one chunk per column in use."""
+        """Return the schedule of a fit, with one chunk per column in use.
+
+        `request` is for the collective and the routes of this fitting.
+        """
         capacity = [request.topology.capacity_GBps[link] for link in self.routes.links]
         uses = [self._count_uses(column) for column in fit.columns]
         shares = round_shares(fit.shares, uses, capacity, list(map(self.group_of, fit.columns)))

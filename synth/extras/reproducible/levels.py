@@ -1,11 +1,12 @@
 """Make schedules over levels of groups, all in one bracketing, from the innermost groups outwards.
 
-Ranks form a box with one dimension per level, the innermost first. At each level the ranks that
-differ only in its dimension exchange their partial sums of each other's parts and add them up, from
-the lowest rank to the highest. One level gives a direct exchange, and two ranks per level give
-recursive halving; with one level inside hosts and one across them, each byte crosses the network no
-more often than it must. The same bracketing serves whole vectors: at each level all ranks of a
-group exchange everything they have (few steps), or send it to one of them (a tree).
+A bracketing is the order in which the ranks' values of an element are added. Ranks form a grid with
+one dimension per level, the innermost first. At each level the ranks that differ only in its
+dimension exchange their partial sums of each other's parts and add them up, from the lowest rank to
+the highest. One level gives a direct exchange, and two ranks per level give recursive halving; with
+one level inside hosts and one across them, each byte crosses the network no more often than it
+must. The same bracketing serves whole vectors: at each level all ranks of a group exchange
+everything they have (few steps), or send it to one of them (a tree).
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,7 +64,8 @@ class Levels:
 def build_levels(request: Request) -> list[Schedule]:
     """Return schedules over the levels of groups that suit the machine.
 
-    Levels without routes are left out. The result is empty for collectives that do not add.
+    Levels without routes are left out, which `request.say` reports. The result is empty for
+    collectives that do not add.
     """
     only_adding = request.collective.name in ("allreduce", "reduce-scatter", "reduce")
     out: list[Schedule] = []

@@ -1,4 +1,7 @@
-"""The option --reproducible of topo-synth: all schedules of a plan add in one bracketing."""
+"""The option --reproducible of topo-synth: all schedules of a plan add in one bracketing.
+
+A bracketing is the order of additions over ranks; a promise is what all schedules of a plan keep.
+"""
 
 from ...request import Promise, Strategy
 from ...strategies.built_in import MAIN_WORK_S

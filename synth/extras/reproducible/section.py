@@ -1,4 +1,7 @@
-"""Store in a plan's file the bracketing (order of additions) that all its schedules share."""
+"""Store in a plan's file the bracketing (order of additions) that all its schedules share.
+
+A section is what a plan has of an extra, in a field of its file; see synth/section.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The option --spare of topo-synth: add spare plans, for lost links, to a plan."""
+"""The option --spare of topo-synth: add spare plans, for lost links, to a plan.
+
+An Addition (synth/addition.py) is how an extra adds to a finished plan, and reports on it.
+"""
 
 from ...addition import Addition
 from .planning import add_spares

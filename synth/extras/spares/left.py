@@ -10,16 +10,20 @@ from ....topo.routes import Route, Router
 
 
 def without_links(topology: Topology, links: Sequence[Link]) -> Topology:
-    """Return the topology without some links, each (device id, device id), in both directions."""
+    """Return the topology without some links, in both directions.
+
+    Each of `links` is (device id, device id).
+    """
     if not links:
         return topology
     return degrade(topology, Change(without_links=tuple(f"{a}:{b}" for a, b in links)))
 
 
 class ReachedRouter(Router):
-    """The hardware's routes, except between pairs of ranks that are `unreached` (disconnected).
+    """The hardware's routes, except between the pairs of ranks `unreached`, the lower rank first.
 
-    Sockets keep the routes that they had: if another path is left, they do not find it.
+    Lost links have disconnected these. Sockets keep the routes that they had: if another path is
+    left, they do not find it.
     """
 
     def __init__(self, topology: Topology, unreached: Set[Pair]) -> None:
@@ -38,7 +42,7 @@ class ReachedRouter(Router):
         return {x: near for x, near in before.items() if (start, x) not in self._closed}
 
     def on(self, topology: Topology) -> Router:
-        """Return a router for another topology that lacks the same pairs of ranks."""
+        """Return a router for another topology; the same GPUs, by their ids, have no routes."""
         if topology == self.topology:
             return self
         number = {gpu: rank for rank, gpu in enumerate(topology.ranks)}  # of some GPUs, perhaps

@@ -1,4 +1,7 @@
-"""Make spare plans for the loss of a link or a NIC, in advance."""
+"""Make spare plans for the loss of a link or a NIC, in advance.
+
+A spare is a plan for what is left of the machine. It is kept in the plan that it belongs to.
+"""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Report the spares of a plan in topo-synth --spare."""
+"""Report the spares of a plan (its plans for lost links) in topo-synth --spare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Store spares in a plan's file: plans for what is left if some links are lost."""
+"""Store spares in a plan's file: plans for what is left if some links are lost.
+
+A section is what a plan has of an extra, in a field of its file; see synth/section.py.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,10 @@ class Spares:
         return {}
 
     def find(self, plan: Plan, lost: Sequence[Link], unreached: Collection[Pair]) -> Plan | None:
-        """Return the plan without the `lost` links and `unreached` pairs; None if there is none."""
+        """Return the plan for exactly these `lost` links and `unreached` pairs; None without one.
+
+        `unreached` are pairs of ranks, the lower first, that do not reach each other any more.
+        """
         for spare in self.spares:
             if sorted(spare.lost) == sorted(lost):
                 left = self.use(plan, spare)

@@ -144,7 +144,8 @@ PLATEAU_OLD, PLATEAU, PLATEAU_SM, LARGE_bytes = 1.9, 1.4, 80, 64
 class Caps:
     """The most GB/s that NCCL expects of a channel, by shape and protocol (LL, LL128, Simple).
 
-    Each tuple is for 1, 2 and more hosts; `ll` is of one host, `chain` of the protocol Simple.
+    Each tuple is for 1, 2 and more hosts; `chain` is of the protocol Simple. `ll` is of LL on one
+    host, and of all channels together, rings or chains.
     """
 
     ll: float

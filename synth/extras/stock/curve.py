@@ -1,4 +1,7 @@
-"""Draw the predicted times of the stock collective beside a plan's."""
+"""Draw the predicted rates of the stock collective beside a plan's.
+
+The stock collective is what NCCL, RCCL or gloo does without a plan or a graph file.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def draw_stock(plan: Plan, sizes: Sequence[int]) -> Curve | None:
 
 
 def make_curve(stock: StockRing, sizes: Sequence[int]) -> Curve:
-    """Return the predicted times of a stock collective at these sizes in bytes, as a curve.
+    """Return the predicted algbw of a stock collective at these sizes in bytes, as a curve.
 
     It is dashed if it assumes switches that add, with which it may exceed the bound without them.
     """

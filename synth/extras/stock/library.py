@@ -2,8 +2,10 @@
 
 `find_library` returns it: NCCL on one host, NCCL on each of several equal hosts, or RCCL on one.
 
-Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
-path over which GPUs access each other's memory.
+Stock is what the library does by itself, without a graph file (NCCL_GRAPH_FILE) that gives it its
+channels. A channel is one ring, or one chain: a path through all GPUs, which NCCL calls a tree
+inside a host. Algbw is the bytes of the buffer over the time of a call; the level of P2P is the
+farthest type of path over which GPUs access each other's memory.
 """
 
 from __future__ import annotations
@@ -30,12 +32,13 @@ if TYPE_CHECKING:
 class Library(Protocol):
     """A model of a collective library on a machine: its own (stock) channels, or a graph file's.
 
-    Channels are graphs by their shape, RING or CHAIN, whose GPUs are indices of `gpus`. Rates are
-    the algbw of an allreduce at large sizes in GB/s, by the library's own constants, with links
-    between CPUs `between_cpus` times as fast, at a `level` of P2P (NCCL_P2P_LEVEL). `reason` is why
-    stock is not known, empty if it is. `levels` are the levels of P2P at which stock may differ,
-    None for the default, at which `gpu_paths` are those that data takes. `others` are the shapes
-    whose channels also serve calls for which they are not picked by size.
+    Channels are StockGraphs by their shape, RING or CHAIN ("ring", "chain"), whose GPUs are indices
+    of `gpus`. Rates are the algbw of an allreduce at large sizes in GB/s, by the library's own
+    constants, with links between CPUs `between_cpus` times as fast, at a `level` of P2P
+    (NCCL_P2P_LEVEL). `reason` is why stock is not known, empty if it is. `levels` are the levels of
+    P2P at which stock may differ, None for the default, at which `gpu_paths` are those that data
+    takes. `others` are the shapes whose channels also serve calls for which they are not picked by
+    size.
     """
 
     reason: str

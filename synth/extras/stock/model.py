@@ -1,7 +1,8 @@
 """Model stock NCCL on a host without a graph file: the channels that it finds, and its choice.
 
-A channel is one ring or chain (a path through all GPUs); algbw is the bytes of the buffer over the
-time of a call.
+A channel is one ring, or one chain: a path through all GPUs, which NCCL calls a tree inside a host.
+Algbw is the bytes of the buffer over the time of a call. P2P means that GPUs access each other's
+memory; other data goes through a CPU and host memory.
 """
 
 from collections import Counter
@@ -122,7 +123,7 @@ class StockModel:
 
 @dataclass(frozen=True)
 class NotModelled:
-    """The reason why a topology has no model."""
+    """The reason why the stock library has no model on a topology: a result, not an error."""
 
     reason: str
 

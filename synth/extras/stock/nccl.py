@@ -1,5 +1,6 @@
 """Compare stock NCCL with other channels by NCCL's own constants, on one or several equal hosts.
 
+A channel is one ring, or one chain: a path through all GPUs, which NCCL calls a tree inside a host.
 Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
 path over which GPUs access each other's memory.
 """
@@ -20,14 +21,15 @@ from .on_paper import StockRate, rate_stock
 from .paths import GpuPaths, find_gpu_paths
 from .search import StockGraph
 from .system import GPU, StockNode
-from .tuner import pick
+from .tuner import pick_algorithm
 
 
 class NcclHost:
     """A model of NCCL on one host, with its own channels or those of a graph file.
 
-    `model` is that of stock. A `level` of P2P (NCCL_P2P_LEVEL) is NCCL's default (None) or the
-    farthest. With `nvb` false, channels are rated as with NCCL_NVB_DISABLE=1, and stock without.
+    It is a Library (library.py), which explains its methods, `levels` and `others`. `model` is that
+    of stock. A `level` of P2P (NCCL_P2P_LEVEL) is NCCL's default (None) or the farthest. With `nvb`
+    false, channels are rated as with NCCL_NVB_DISABLE=1, and stock without.
     """
 
     reason = ""
@@ -65,7 +67,7 @@ class NcclHost:
         if len(graphs) == 1:
             return next(iter(graphs))
         hosts, system = self.model.hosts, self.model.system
-        kind = pick(system, graphs[RING], graphs[CHAIN], size_bytes, hosts)
+        kind = pick_algorithm(system, graphs[RING], graphs[CHAIN], size_bytes, hosts)
         return next(shape for shape, name in KINDS.items() if name == kind)
 
     def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:

@@ -1,7 +1,8 @@
 """Compute the rates of channels in jobs of several equal hosts, on the links of NCCL's graph.
 
-Algbw is the bytes of the buffer over the time of a call; a channel is one ring or chain (a path
-through all GPUs).
+Algbw is the bytes of the buffer over the time of a call. A channel is one ring, or one chain: a
+path through all GPUs, which NCCL calls a tree inside a host. Paths consist of StockLinks, the links
+of NCCL's own graph of a host.
 """
 
 from collections import defaultdict
@@ -28,9 +29,9 @@ def rate_between_hosts(
 ) -> Fraction:
     """Return the algbw in GB/s of an allreduce with equal shares on the first `used` channels.
 
-    The links of each host carry what its channels send over them; those between CPUs have
-    `between_cpus` times their rates. If `counted`, a channel between hosts gets no more than the
-    speed that NCCL counts for it.
+    `gpu_paths` and `nics` are the paths inside a host, over which the links of each host carry what
+    its channels send; those between CPUs have `between_cpus` times their rates. If `counted`, a
+    channel between hosts gets no more than the speed that NCCL counts for it.
     """
     graph = replace(graph, orders=graph.orders[:used], nets=graph.nets[:used])
     slowest_kBps = min(

@@ -1,6 +1,6 @@
 """Repeat NCCL's search for channels in jobs of several equal hosts: they begin and end at NICs.
 
-A channel is one ring or chain (a path through all GPUs).
+A channel is one ring, or one chain: a path through all GPUs, which NCCL calls a tree inside a host.
 """
 
 from collections.abc import Sequence

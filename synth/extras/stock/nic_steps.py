@@ -1,7 +1,8 @@
 """Repeat one search of NCCL's for channels that begin and end at NICs, for jobs of several hosts.
 
-Each point of the search is a generator that yields the points below it, so that no number of
-channels exceeds Python's stack. `steps` has the search inside one host, which is much faster.
+A channel is one ring or chain (a path through all GPUs of a host). Each point of the search is a
+generator that yields the points below it, so that no number of channels exceeds Python's stack.
+`steps` has the search inside one host, which is much faster.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class NicSettings:
     """What one search asks of NICs: a speed in MB/s, and paths of at most the type `farthest`.
 
     `pattern` is NCCL's number of the shape. With `cross_nic` 0 a channel ends at a NIC of the same
-    rail as it begins at, with 2 channels come in pairs that exchange their NICs.
+    rail (an attribute in NCCL's XML; without one, the same port) as it begins at, with 2 channels
+    come in pairs that exchange their NICs.
     """
 
     pattern: int
@@ -69,7 +71,9 @@ class ChannelPoint(NamedTuple):
 class NicSearch:
     """The search for one graph at one speed; `nets` has the two NICs of each channel in turn.
 
-    `table` has the hops that it may take; `limits` and `settings` say what it looks for.
+    `table` has the hops that it may take; `limits` and `settings` say what it looks for. `report`
+    is called with each candidate, and returns whether it is the best so far. `path` has the orders
+    of the channels so far, one after the other.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Find the paths that NCCL takes between GPUs and NICs, and the NICs that it tries for a GPU.
 
-A channel is one ring or chain (a path through all GPUs).
+A channel is one ring or chain (a path through all GPUs of a host). With PXN a GPU sends to a NIC
+over another GPU that is nearer to it; with GPUDirect a NIC accesses a GPU's memory itself.
 """
 
 from collections.abc import Mapping
@@ -11,9 +12,14 @@ from .system import CPU, GPU, NET, StockNode, StockSystem
 
 
 class NicPaths:
-    """The paths of a host's GPUs to NICs (`out`) and back (`back`), both keyed (gpu, nic).
+    """The paths that NCCL takes between a host's GPUs and its NICs.
 
-    With `nvb`, NCCL may route over another GPU's NVLinks.
+    GPUs and NICs are indices of `gpus` and `nets`, the nodes of NCCL's graph `system`. `out[g, n]`
+    is the path from GPU g to NIC n, `back[g, n]` that from NIC n to GPU g; NO_PATH without one.
+    `to_net[n]` maps each node that has a path to NIC n to this path, before PXN and GPUDirect are
+    considered. `local_gpu[n]` is the GPU nearest to NIC n that prefers it in the lowest channel,
+    None if none does. `gpu_paths` are the paths between the GPUs. With `nvb`, NCCL may route over
+    another GPU's NVLinks.
     """
 
     def __init__(self, system: StockSystem, gpu_paths: GpuPaths, nvb: bool) -> None:
@@ -110,11 +116,14 @@ class NicPaths:
         return [i for i in distance if distance[i] == best]
 
     def list_local_gpus(self, net: int) -> list[int]:
-        """Return the GPUs nearest to the NIC with the index `net`."""
+        """Return the indices of the GPUs nearest to the NIC with the index `net`."""
         return self._list_local(self.back, net, of_gpu=False)
 
     def choose_nic(self, gpu: int, channel: int) -> int | None:
-        """Return the NIC that NCCL prefers for a GPU in a channel; None if it reaches none."""
+        """Return the NIC that NCCL prefers for a GPU in a channel; None if the GPU reaches none.
+
+        All are indices; the channels of a graph are numbered from 0.
+        """
         nets = self._list_local(self.out, gpu, of_gpu=True)
         if not nets:
             return None
@@ -138,7 +147,8 @@ class NicPaths:
     def list_nics(self, farthest: PathType, gpu: int | None) -> list[int]:
         """Return the NICs that NCCL tries for a GPU (None: to start a channel), in its order.
 
-        Preferred ones come first, then others over paths of at most the type `farthest`.
+        They are indices. Preferred ones come first, then others over paths of at most the type
+        `farthest`.
         """
         gpus = range(len(self.gpus)) if gpu is None else (gpu,)
         wanted: dict[int, None] = {}

@@ -62,9 +62,10 @@ _FABRICS = ("nvlink", "xgmi")
 class StockRate:
     """The modelled algbw in GB/s of a collective by a stock library at large sizes.
 
-    `shape` is "rings" or "trees". With `is_limit` it is no model of what NCCL finds, but the most
-    that such channels carry between `hosts` hosts. `assumes` has a line for each fact that the
-    topology lacks, and each thing that is not known.
+    `library` is the library's name, `hosts` the number of hosts. `shape` is "rings" or "trees".
+    With `is_limit` it is no model of what NCCL finds, but the most that such channels carry between
+    the hosts. `assumes` has a line for each fact that the topology lacks, and each thing that is
+    not known.
     """
 
     algbw_GBps: Fraction
@@ -103,7 +104,10 @@ class StockRate:
 
 
 def rate_stock(collective: str, topology: Topology) -> StockRate | NotModelled:
-    """Return the modelled algbw of stock NCCL for a collective, or why it is not known."""
+    """Return the modelled algbw of stock NCCL for a collective, or why it is not known.
+
+    `collective` is its name, as in Collective.
+    """
     model = model_stock(topology)
     if isinstance(model, StockModel):
         if collective not in RING_SHARES:

@@ -1,4 +1,8 @@
-"""Find the paths that NCCL takes between GPUs, by the rules of its graph/paths.cc."""
+"""Find the paths that NCCL takes between GPUs, by the rules of its graph/paths.cc.
+
+Nodes and links are those of NCCL's own graph of a host (system.py), not the topology's. P2P means
+that GPUs access each other's memory.
+"""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -22,7 +26,8 @@ NO_PATH = StockPath(PathType.DIS, 0, ())
 def find_paths(base: StockNode, nvb: bool) -> dict[StockNode, StockPath]:
     """Return the path from each node that has one to `base`.
 
-    Paths go through another GPU's hardware only from NVLink to NVLink, and only with `nvb`.
+    A path leads from the node to `base`. Paths go through another GPU's hardware only from NVLink
+    to NVLink, and only with `nvb`.
     """
     paths = {base: StockPath(PathType.LOC, LOCAL_kBps, ())}
     base_dev = base.parent if base.parent is not None else base
@@ -81,9 +86,9 @@ def _get_type(node: StockNode, link: StockLink, path: StockPath, max_before_rela
 class GpuPaths:
     """The paths between the GPUs of a host; GPUs are indices in NCCL's order of them.
 
-    `paths` are those that data takes, and `p2p` the ordered pairs that NCCL connects with P2P; the
-    others go through a CPU and host memory. `max_rate_kBps` is the rate of the fastest path between
-    the hardware of two GPUs.
+    `paths` are those that data takes, keyed (from, to), and `p2p` the ordered pairs that NCCL
+    connects with P2P; the others go through a CPU and host memory. `max_rate_kBps` is the rate of
+    the fastest path between the hardware of two GPUs.
     """
 
     paths: dict[tuple[int, int], StockPath]

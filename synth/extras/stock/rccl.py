@@ -5,8 +5,8 @@ not modelled, but which machines it may apply to follows from counts. Two kinds 
 always decides, with rings that use every xGMI link equally. From graph/search.cc and
 graph/rome_models.cc of October 2024.
 
-Algbw is the bytes of the buffer over the time of a call; a channel is one ring or chain (a path
-through all GPUs).
+A channel is one ring, or one chain: a path through all GPUs, which NCCL calls a tree inside a host.
+Algbw is the bytes of the buffer over the time of a call.
 """
 
 from collections import Counter
@@ -63,9 +63,11 @@ class RcclStock:
 class RcclHost:
     """A model of RCCL on one host, with its own channels or those of a graph file.
 
-    `stock` is None if the table may decide or RCCL may use NICs (`reason` says which). With the
-    table, `is_provable` is whether all routes between GPUs are known, so that bounds hold, and
-    `may_branch` whether it may have trees that branch.
+    It is a Library (library.py), which explains its methods, `levels` and `others`. `system` is
+    RCCL's graph of the host, `gpu_paths` are its paths between `gpus`. `stock` is None if the table
+    may decide or RCCL may use NICs (`reason` says which). With the table, `is_provable` is whether
+    all routes between GPUs are known, so that bounds hold, and `may_branch` whether it may have
+    trees that branch.
     """
 
     levels: tuple[PathType | None, ...] = (None,)
@@ -75,7 +77,7 @@ class RcclHost:
         self.topology, self.system = topology, build_rccl_system(topology)
         self.gpus: Sequence[StockNode] = self.system.nodes[GPU]
         self.gpu_paths = find_rccl_paths(self.system)
-        wires = count_wires(self.system)
+        wires = find_xgmi_rates_kBps(self.system)
         peers = {len(row) for row in wires.values()}
         self.may_branch = _may_branch(self.system)
         is_mi300 = find_architecture(topology).lower().removeprefix("gfx").startswith("94")
@@ -94,13 +96,16 @@ class RcclHost:
         return CHAIN if rates_GBps[CHAIN] * self._chain_share > rates_GBps[RING] else RING
 
     def pick(self, graphs: Mapping[str, StockGraph], size_bytes: int) -> str:
-        """Return the shape that the tuner picks of a file's graphs, modelled at large sizes."""
+        """Return the shape that the tuner picks of a file's graphs, modelled at large sizes.
+
+        `size_bytes` has no effect.
+        """
         return self.pick_large({shape: self.rate(graph) for shape, graph in graphs.items()})
 
     def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:
         """Return the shape that the tuner picks of RCCL's own graphs; for large sizes only.
 
-        The model must know these (`stock`).
+        The model must know these (`stock`); `size_bytes` and `level` have no effect.
         """
         return self.pick_large({shape: self.rate_stock(shape) for shape in (RING, CHAIN)})
 
@@ -161,7 +166,7 @@ def model_rccl(topology: Topology) -> RcclHost | NotModelled:
     return host
 
 
-def count_wires(system: StockSystem) -> dict[StockNode, dict[StockNode, int]]:
+def find_xgmi_rates_kBps(system: StockSystem) -> dict[StockNode, dict[StockNode, int]]:
     """Return the rate over xGMI in kB/s from each GPU to each other that it is linked to."""
     return {
         gpu: {x.end: x.rate_kBps for x in gpu.links if x.type == PathType.NVL and x.end.kind == GPU}

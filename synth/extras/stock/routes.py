@@ -11,7 +11,7 @@ from .system import DEV, GPU, build_system
 
 
 class NcclRouter(Router):
-    """The routes of one topology by NCCL's rules.
+    """The routes of one topology by NCCL's rules, through a GPU where NCCL does so.
 
     GPUs that are two NVLinks apart use the GPU between them (NVB), unless NCCL_NVB_DISABLE=1 is
     set. All other routes are those of the router `hardware`. `relays` is the GPU between, by the

@@ -5,7 +5,8 @@ first with one order for all, then with different ones, then over farther types 
 pass ends at the best total; a second one tries higher speeds for as many channels. `steps` has a
 single search. Speeds are in MB/s.
 
-A channel is one ring or chain (a path through all GPUs).
+A channel is one ring, or one chain: a path through all GPUs, which NCCL calls a tree inside a host.
+A pattern is NCCL's number of a shape of channels (constants.py).
 """
 
 from collections.abc import Sequence
@@ -90,7 +91,8 @@ def find_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> Stoc
 class GraphSearch:
     """NCCL's passes of searches for one graph: `best` so far, and the `trial` in progress.
 
-    It looks for `least` to `most` channels of a `pattern`, NCCL's number of the shape.
+    `run` does them all. `system` is NCCL's graph of a host. It looks for `least` to `most` channels
+    of a `pattern`, NCCL's number of the shape.
     """
 
     def __init__(

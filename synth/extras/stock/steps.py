@@ -1,5 +1,8 @@
 """Repeat one search of NCCL's for channels: depth first, at one speed, in NCCL's order of trials.
 
+A channel is one ring or chain (a path through all GPUs of a host). A step of the search is a GPU
+that is added to a channel, or the end of a channel; NCCL limits their number.
+
 The free capacities of all links are packed into one integer, a field for each link with a guard bit
 on top. Subtracting the packed load of a hop leaves every guard bit set only if every link has room,
 so a trial costs one subtraction however long the path is. Capacities and speeds are in MB/s, to
@@ -72,7 +75,12 @@ Report = Callable[[int, int, Sequence[int]], bool]
 
 
 class HostLinks:
-    """The capacities of a host's links between its GPUs, as fields of packed integers."""
+    """The capacities of a host's links between its GPUs, as fields of packed integers.
+
+    `capacity` has those of an unused host, with all guard bits set, `guard` the guard bits alone;
+    `shift` is the lowest bit of each link's field. `others` are more paths whose links count, each
+    with the node at which it starts.
+    """
 
     def __init__(
         self,

@@ -1,11 +1,12 @@
 """Predict the time of the stock collective, with the same cost model as for plans.
 
-On hosts that the models of stock NCCL and RCCL cover these are the rings or chains that the library
-finds and picks, at the topology's rates. Elsewhere it is one ring in rank order, or else in the
-first order with routes: that stands for a library that ignores the machine (gloo, or a hand-written
-ring), and `reason` says why the library is not modelled. Between hosts it is the most that flat
-rings, or trees over the hosts, carry. At large sizes the rates are those of on_paper.py. All are
-predictions, not measurements.
+That is what NCCL, RCCL or gloo does without a plan or a graph file. On hosts that the models of
+stock NCCL and RCCL cover these are the rings or chains that the library finds and picks, at the
+topology's rates. Elsewhere it is one ring in rank order, or else in the first order with routes:
+that stands for a library that ignores the machine (gloo, or a hand-written ring), and `reason` says
+why the library is not modelled. Between hosts it is the most that flat rings, or trees over the
+hosts, carry. At large sizes the rates are those of on_paper.py. All are predictions, not
+measurements.
 """
 
 from collections.abc import Sequence
@@ -44,11 +45,12 @@ _MAX_SEARCHED, _MAX_TRIED, _MAX_NAMED = 64, 20_000, 16
 class StockRing:
     """A prediction of the stock collective: NCCL's or RCCL's own channels, or a ring in rank order.
 
-    If the rank order has no routes, the first order that has is taken. Broadcast and reduce are a
-    pipelined chain. If stock NCCL or RCCL is modelled, its own rings and chains are taken instead,
-    except on hosts with measured costs. `name` and `what` describe the choice, `assumes` lists what
-    a limit between hosts assumes, and `reason` is why no library is modelled, empty if one is.
-    Raise InfeasibleError for other collectives, and if no order of ranks has routes.
+    `collective` is of all GPUs of the router's topology. If the rank order has no routes, the first
+    order that has is taken. Broadcast and reduce are a pipelined chain along the same order. If
+    stock NCCL or RCCL is modelled, its own rings and chains are taken instead, except on hosts with
+    measured costs. `name` and `what` describe the choice, `assumes` lists what a limit between
+    hosts assumes, and `reason` is why no library is modelled, empty if one is. Raise
+    InfeasibleError for other collectives, and if no order of ranks has routes.
     """
 
     _limit: StockRate | None = None

@@ -69,9 +69,9 @@ class StockNode:
     """A node of NCCL's graph with its links, in the order in which NCCL tries them.
 
     `kind` is NCCL's ("gpu", "cpu" ...), `index` its number among the nodes of its kind. `address`
-    is the PCI address of a DEV (a board), PCI or NIC node, `element` the XML element it comes from,
-    and `parent` the DEV of a GPU. `rank` is a GPU's rank, `sm` the compute capability (times ten)
-    of a DEV.
+    is the PCI address of a GPU, DEV (a GPU's board), PCI or NIC node, `element` the XML element it
+    comes from, and `parent` the DEV of a GPU. `rank` is a GPU's rank, `sm` the compute capability
+    (times ten) of a DEV.
     """
 
     kind: str
@@ -108,7 +108,7 @@ class StockSystem:
         return next((node for node in self.nodes[kind] if node.address == address), None)
 
     def remove(self, removed: StockNode) -> None:
-        """Remove a node and all links to it."""
+        """Remove a node and all links to it, and number the other nodes anew."""
         self.nodes[removed.kind].remove(removed)
         for kind in self.nodes.values():
             for index, node in enumerate(kind):
@@ -151,7 +151,7 @@ def _join(a: StockNode, b: StockNode, kind: PathType, rate_kBps: int) -> None:
 
 
 def build_system(topology: Topology) -> StockSystem:
-    """Build NCCL's graph of a host with GPUs on PCI or NVLink.
+    """Return NCCL's graph of a host with GPUs on PCI or NVLink.
 
     The facts are those that topoplan writes into NCCL's XML; made-up ones are marked there.
     """

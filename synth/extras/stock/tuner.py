@@ -1,4 +1,11 @@
-"""Predict what NCCL's tuner picks for an allreduce, by the model of its graph/tuning.cc."""
+"""Predict what NCCL's tuner picks for an allreduce, by the model of its graph/tuning.cc.
+
+NCCL picks an algorithm and a protocol (LL, LL128 or Simple). Its algorithms here are Ring ("rings")
+and Tree ("chains"): inside a host, what NCCL calls a tree is a chain, a path through all GPUs,
+along which sums travel to one end and results back. NVLS and CollNet are left out: they run where
+switches add, on graphs of their own, for which this package has no search; StockModel.has_nvls says
+where NCCL may prefer NVLS.
+"""
 
 from dataclasses import replace
 
@@ -38,12 +45,15 @@ from .search import StockGraph
 from .system import DEV, StockSystem
 
 
-def pick(
+def pick_algorithm(
     system: StockSystem, rings: StockGraph, chains: StockGraph, size_bytes: int, hosts: int = 1
 ) -> str:
     """Return "rings" or "chains": what NCCL picks for an allreduce of `size_bytes`.
 
-    `system` is its graph of a host; `hosts` is the number of hosts of the job.
+    That is the one of which it expects the least time with the best protocol. `rings` and `chains`
+    are NCCL's graphs of both, found by its search or read from a graph file; NCCL uses as many
+    channels of each as the one with fewer has. `system` is its graph of a host; `hosts` is the
+    number of hosts of the job.
     """
     return expect(system, rings, chains, size_bytes, hosts)[0]
 
@@ -58,8 +68,8 @@ def expect(
 ) -> tuple[str, float]:
     """Return what NCCL picks for an allreduce of `size_bytes`, and the time that it expects in us.
 
-    `hosts` is the number of hosts. If `hop_us`, the known latency of a hop, is above what NCCL
-    assumes, the time accounts for it; the choice does not.
+    The pick and the parameters are those of `pick_algorithm`. If `hop_us`, the known latency of a
+    hop, is above what NCCL assumes, the time accounts for it; the choice does not.
     """
     used = min(rings.channels, chains.channels)
     graphs = {

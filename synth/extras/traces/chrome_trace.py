@@ -1,9 +1,9 @@
 """A schedule's transfers as a Chrome trace (Trace Event Format), for Perfetto and chrome://tracing.
 
 Each rank is a process. It has two threads for each rank that it sends to: predicted and measured
-transfers. An event is one segment of one transfer, with its bytes, step and route. Events of a
-thread never overlap: a transfer that is posted during an earlier one begins when that one ends, as
-on a link.
+transfers. An event is one segment of one transfer, with its bytes, step, tick (the step of a
+segment: in a pipeline segment j does step s at tick s + j) and route. Events of a thread never
+overlap: a transfer that is posted during an earlier one begins when that one ends, as on a link.
 """
 
 import json
@@ -28,7 +28,8 @@ def write(
 ) -> str:
     """Return transfers as a Chrome trace: JSON text with one event per line.
 
-    `times` has the transfers' times under PREDICTED, MEASURED or both; `about` describes the run.
+    `times` has the times of each segment of each transfer under PREDICTED, MEASURED or both;
+    `about` describes the run (see `describe_run`).
     """
     ranks = topology.ranks
     lines: list[dict[str, Any]] = []

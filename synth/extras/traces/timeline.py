@@ -1,6 +1,7 @@
 """Timelines of ranks' messages and of links' loads as SVG pictures.
 
-Each rank or link has a row; time runs to the right.
+Each rank or link has a row; time runs to the right. Times are those of the segments of transfers,
+as `predict_times` returns them (synth/cost/transfer_times.py).
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def draw_timeline(
     alone: bool = False,
     width: int = _WIDTH,
 ) -> str:
-    """Draw the messages that each of the first MAX_ROWS ranks sends, as SVG.
+    """Draw the messages that each of the first MAX_ROWS of `ranks` ranks sends, as SVG.
 
     Copies and sums have different colours. With `alone` it is a complete file. It is `width` pixels
     wide, or more if the names of rows leave too little room.

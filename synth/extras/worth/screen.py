@@ -23,10 +23,11 @@ _MAX_NAMED = 2
 def list_rows(
     plan: Plan, worth: Worth, subject: str, prepare: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
-    """Return the lines of the screen, each after the question that it answers.
+    """Return the rows of the screen, each a label, such as "bottleneck", and a line of text.
 
-    `subject` is the topology as a command names it that the user can copy, after those that
-    `prepare` it.
+    `worth` is the plan beside the stock library (what NCCL or RCCL does by itself). `subject` names
+    the topology in the commands that the screen shows to be copied; the lines `prepare` come before
+    them, if there are any.
     """
     rows = [
         ("machine", _describe_machine(plan)),

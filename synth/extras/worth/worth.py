@@ -1,8 +1,9 @@
 """Is a plan worth it: what stock NCCL or RCCL reaches by a model, what the plan does, what to use.
 
-Both figures are of the same cost model at the topology's rates, for the same size. The advice is
-to keep the stock library unless the plan is faster on links whose rates are known; a file for the
-stock library if one gains as much, since no code changes for it; else the hook or the backend.
+Stock is what the library does by itself, without a plan or a graph file. Both figures are of the
+same cost model at the topology's rates, for the same size. The advice is to keep the stock library
+unless the plan is faster on links whose rates are known; a file for the stock library if one gains
+as much, since no code changes for it; else the hook or the backend.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ NEVER_TIMED = "never timed on several GPUs"
 class Worth:
     """A plan beside the stock library, for a buffer of `size_bytes`; rates are algbw in GB/s.
 
-    `stock_basis` says what the stock figure is. With `is_limit` stock reaches that or less, so the
-    `ratio` of the plan to it is the least one. The figures and `advice` are None if they are not
-    known, and `reason` says why. `condition` names rates that both figures depend on and nothing
-    states, as in " if PCIe links have 12 GB/s"; `assumes` has what such a limit assumes.
+    `advice` is KEEP (the stock library), FILE (a graph file for it), HOOK (the DDP hook) or BACKEND
+    (the backend "topo"). `stock_basis` says what the stock figure is. With `is_limit` stock reaches
+    that or less, so the `ratio` of the plan to it is the least one. The figures and `advice` are
+    None if they are not known, and `reason` says why. `condition` names rates that both figures
+    depend on and nothing states, as in " if PCIe links have 12 GB/s"; `assumes` has what such a
+    limit assumes.
     """
 
     size_bytes: int
@@ -92,7 +95,7 @@ class Worth:
 
 
 def find_worth(plan: Plan, size_bytes: int) -> Worth:
-    """Return what a plan is worth for a buffer, beside the stock library."""
+    """Return what a plan is worth for a buffer of `size_bytes`, beside the stock library."""
     rate = _predict_GBps(plan, size_bytes)
     if adding := _describe_adding(plan):
         return Worth(size_bytes, rate, advice=KEEP, reason=adding)
