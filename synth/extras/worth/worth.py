@@ -28,8 +28,9 @@ KEEP, FILE, HOOK, BACKEND = "keep", "file", "hook", "backend"
 MIN_GAIN = 1.05
 # Share of the plan's rate from which a file is as good: it needs no change of code.
 _AS_GOOD = 0.95
-# Most seconds that the search for a file may take. With more GPUs than this none is searched.
-_FILE_LIMIT_s, _MAX_FILE_RANKS = 5, 16
+# Work for the search for a file, in seconds of an idle core. It is not limited by the clock, on
+# which advice would depend. With more GPUs than this none is searched.
+_FILE_WORK_s, _MAX_FILE_RANKS = 5.0, 16
 # A size is compared if both sides reach this share of their rates at _LARGE_bytes there: below it
 # latency decides, which no model here has been held against several GPUs for.
 _FILLED, _LARGE_bytes = 0.5, 1 << 34
@@ -171,7 +172,7 @@ def _rate_file(plan: Plan) -> float | None:
     if not collective.has_all_gpus or collective.ranks > _MAX_FILE_RANKS:
         return None
     try:
-        file = export(NCCL_GRAPH, collective, plan.router, Effort(_FILE_LIMIT_s))
+        file = export(NCCL_GRAPH, collective, plan.router, Effort().grant(_FILE_WORK_s))
     except (InfeasibleError, InputError, TimeLimitError):
         return None
     return None if file.reason else max(file.figures["algbw_GBps"].values())
