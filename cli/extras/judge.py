@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ...topo.graph import Topology
 
 PROG = "topo-judge"
+# What is said of a text that has neither something to judge nor a known cause of trouble.
+_NO_SYMPTOM = "; no symptom that is known shows in it either"
 _FAILED, _USAGE = 1, 2  # exit codes of topo/errors.py
 
 EXAMPLES: tuple[Example, ...] = (
@@ -345,7 +347,7 @@ def _judge_files(
             all_contents.append(read_file(name, arguments.collective))
         except NothingToJudgeError as error:
             if (answered := answer_alone(name, error)) is None:
-                refused.append((name, name_option(error)))
+                refused.append((name, f"{name_option(error)}{_NO_SYMPTOM}"))
             else:
                 verdicts.append(answered)
         except InputError as error:

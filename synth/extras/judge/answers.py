@@ -33,6 +33,12 @@ def answer_alone(where: str, error: NothingToJudgeError) -> FileVerdict | None:
         FileContents(where, "text with nothing to compare with a bound"),
         JudgedMachine(None, "none is needed, as nothing is compared", ""),
         findings=[FileFinding(first.symptom, first.because, first.do, first.line)],
-        notes=[str(error).removeprefix(f"{where}: ").removeprefix(f"{where}, ")],
+        notes=[_say_why(where, error)],
         answers=answers,
     )
+
+
+def _say_why(where: str, error: NothingToJudgeError) -> str:
+    """Return why there is nothing to judge, without what could be given in place of the text."""
+    text = str(error).removeprefix(f"{where}: ").removeprefix(f"{where}, ")
+    return text.partition("; expected")[0]
