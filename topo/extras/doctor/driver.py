@@ -1,4 +1,8 @@
-"""Checks of the driver: its answers, GPUs that it does not list, its modes, and NVLinks."""
+"""Checks of the driver: its answers, GPUs that it does not list, its modes, and NVLinks.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`. Like GPUs are those of one model.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +23,8 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
     """Report a driver whose library does not answer.
 
     The source is the fact `nvml library` or `nvml count`, or a probe's note. It is an error if the
-    versions of library and kernel module differ or NVIDIA GPUs are on PCI, else a note.
+    versions of library and kernel module differ or NVIDIA GPUs are on PCI (a warning if this
+    process only lacks the permission), else a note.
     """
     evidence = tuple(f"{note} (the topology's notes)" for note in view.list_notes("no-driver"))
     for key in (keys.NVML_COUNT, keys.NVML_LIBRARY):
@@ -78,8 +83,9 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
 
     If the driver lists no GPU at all, it is an error. If they are given away (bound to a driver
     such as vfio-pci for a virtual machine), or this is a container, whose /sys shows GPUs that it
-    was not given, it is a note. If the driver counts further GPUs without an address (lost, or
-    closed to this process), as many are not reported. The source is the facts or the probe's notes.
+    was not given, it is a note. If the driver counts just as many further GPUs without an address
+    (lost, or closed to this process), these are taken to be the same, and none is reported. The
+    source is the facts or the probe's notes.
     """
     if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or view.list_notes("no-driver"):
         return

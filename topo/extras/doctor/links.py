@@ -1,4 +1,8 @@
-"""Checks of links: equal directions, GPUs that reach each other, equal links for equal GPUs."""
+"""Checks of links: equal directions, GPUs that reach each other, equal links for equal GPUs.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`. Like GPUs are those of one model.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,8 +178,8 @@ def _find_reachable(near: Mapping[str, Sequence[str]], start: str) -> set[str]:
 def check_forwarding(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs that are linked to other GPUs only: a note.
 
-    They are reported if most GPUs are linked to CPUs or PCIe switches. A mesh without CPUs is not
-    reported, since it does not claim another path.
+    They are reported if they are fewer than half of the GPUs, on a machine with CPUs or PCIe
+    switches. A mesh without these is not reported, since it does not claim another path.
     """
     if not any(d.kind == "cpu" or d.family == "pcie" for d in view.topology.devices):
         return
