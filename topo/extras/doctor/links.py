@@ -2,6 +2,8 @@
 
 A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
 a Finding for each problem; the doctor makes those in `CHECKS`. Like GPUs are those of one model.
+The topology's notes are lines of the probe, or of a file's reader, on what is unknown or unusual;
+as a severity, a note is the mildest.
 """
 
 from collections import Counter
@@ -351,7 +353,7 @@ def _list_inactive(view: DoctorView, ident: str) -> list[str]:
 
 
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
-    """Report NVLinks and xGMI links that the topology lacks, by the reader's notes.
+    """Report NVLinks and xGMI links that the topology lacks, by the topology's notes.
 
     It is a warning if a link leads to no known GPU (its target is the GPU itself, or one that is
     not listed), or if a text leaves NVLinks out. It is a note if a file has no NVLinks for GPUs

@@ -136,8 +136,8 @@ def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
     """Report NICs whose port is faster than their PCIe link: a warning.
 
     The link's rate is taken before packet headers: 200 Gb/s on Gen3 x8 is reported, 100 Gb/s on
-    Gen3 x16 is not. Links declared as placeholders are reported by another check. On machines whose
-    GPUs are all GB10 nothing is reported: their NICs have half the lanes by design.
+    Gen3 x16 is not. Links declared as 2.5 GT/s x1, a placeholder, are reported by another check. On
+    machines whose GPUs are all GB10 nothing is reported: their NICs have half the lanes by design.
     """
     for (rate, slot, raw), about, evidence in view.group(
         (

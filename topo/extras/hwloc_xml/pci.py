@@ -210,7 +210,10 @@ def _is_cpu(osdev: Element) -> bool:
 
 
 def find_gpu_board(gpu: HwlocGpu) -> Board | None:
-    """Return the board of a GPU, by the name that a tool gives it, else by its PCI device id."""
+    """Return the board of a GPU, by the name that a tool gives it, else by its PCI device id.
+
+    A board is a GPU as it is sold, with its datasheet's links; None if neither is known.
+    """
     by_id = find_by_id(gpu.function.ids.get("device", ""))
     return find_board(gpu.infos.get("GPUModel", "")) or by_id
 
@@ -336,8 +339,8 @@ def find_slots(
 
     Each has the narrowest link between it and its parent. The second value has the source of the
     link of each, by address, that was at rest (idle, at 2.5 GT/s) when hwloc ran: its rate is then
-    not in the file. Such links and placeholders are noted in `machine.notes`. Raise InputError if
-    two have one address.
+    not in the file. Such links, and GPUs' links declared as 2.5 GT/s x1 (a placeholder of virtual
+    machines), are noted in `machine.notes`. Raise InputError if two have one address.
     """
     leaves = {gpu.key: gpu.function for gpu in gpus} | {
         nic.function.bus_id or "": nic.function for nic in nics
