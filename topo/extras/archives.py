@@ -40,9 +40,11 @@ _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZM
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Unpack regular files, folders, and links that stay inside.
+    """Unpack the archive at `path` into `folder`, which is there and empty.
 
-    Raise InputError, before anything is written, if the archive exceeds a limit.
+    Regular files, folders, and links that stay inside are unpacked; all else is left out. Files are
+    readable by this user alone. Raise InputError if the archive exceeds a limit, before anything is
+    written, or if it is malformed, after which some files may be there.
     """
     if getattr(tarfile, "data_filter", None) is None:
         raise InputError(

@@ -31,8 +31,9 @@ _Edge = tuple[Hashable, Hashable, dict[str, Any]]
 def write(topology: Topology, merge_parallel: bool) -> nx.MultiDiGraph[str] | nx.DiGraph[str]:
     """Return a topology as a networkx graph: nodes are device ids, edges links, with their fields.
 
-    With `merge_parallel` it is a DiGraph, in which parallel links are one with the total bandwidth,
-    else a MultiDiGraph.
+    With `merge_parallel` it is a DiGraph, in which parallel links are one with the total bandwidth
+    and the highest latency, and no other attributes; else a MultiDiGraph, whose edges have the
+    number of the link as key.
     """
     data = topology.to_json()
     about = {key: value for key, value in data.items() if key not in _OF_FILES}
@@ -56,10 +57,11 @@ def write(topology: Topology, merge_parallel: bool) -> nx.MultiDiGraph[str] | nx
 
 
 def read(graph: nx.Graph[Any], name: str | None, bandwidth: str) -> Topology:
-    """Return a networkx graph as a topology called `name`.
+    """Return a networkx graph as a topology called `name`; None takes the graph's own name.
 
-    `bandwidth` is the edges' attribute that has the GB/s. Raise InputError if a node or an edge is
-    malformed.
+    `bandwidth` is the edges' attribute that has the GB/s; an edge without it gets an assumed rate.
+    An undirected edge is a link in both directions. Raise InputError if the graph has no nodes, if
+    `bandwidth` is not the default name and no edge has it, or if a node or an edge is malformed.
     """
     if not isinstance(graph, nx.Graph) or not len(graph):
         what = "one without nodes" if isinstance(graph, nx.Graph) else type(graph).__name__

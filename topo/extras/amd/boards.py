@@ -1,4 +1,8 @@
-"""Find the board that AMD's tables are of: by the names beside them, else by their xGMI links."""
+"""Find the board that AMD's tables are of: by the names beside them, else by their xGMI links.
+
+A board is a GPU as it is sold, such as MI300X, with its datasheet's links and rates
+(topo/boards.py).
+"""
 
 import re
 from collections import Counter
@@ -31,8 +35,8 @@ UNKNOWN = Note(
 class Model:
     """The board of a machine's GPUs, and how it was recognized.
 
-    `how` says that in words. `others` are the further boards that fit the tables; empty if the text
-    names the board.
+    `how` says that in words. `others` are all boards that fit the tables, `board` among them; empty
+    if the text names the board.
     """
 
     board: Board
@@ -46,9 +50,10 @@ class Model:
 
     @property
     def pcie(self) -> tuple[PcieLink, str]:
-        """The PCIe link of the GPUs, and the source of this fact.
+        """The PCIe link of the GPUs, and the source that says how it was found.
 
-        It is the assumed board's, unless another board that fits has a slower one.
+        It is the board's. If the board is only assumed and another that fits has a slower one, it
+        is RCCL's default, Gen3 x16, unless all that fit are gfx942 or gfx950.
         """
         pcie = self.board.pcie
         if self.is_named or {board.gcn for board in self.others} <= set(_MESHED):
@@ -79,7 +84,9 @@ def choose_model(
 ) -> Model:
     """Return the board of the GPUs: the one that is named, else one with links as in `pairs`.
 
-    `pairs` are the GPUs that xGMI joins, by name. Only some boards can have a `partition`.
+    `output` has the tables, `names` the GPUs' names in the text around them. `pairs` are the GPUs
+    that xGMI joins, by their names in the tables. Only some boards can have a `partition`, the mode
+    that `find_partition` returns, None if unknown.
     """
     named = names.find(0)
     if named is not None and named[0].gcn:
@@ -118,7 +125,8 @@ def check_links(
 ) -> None:
     """Raise InputError if a GPU of the board cannot have all these xGMI links.
 
-    `pairs` are the GPUs that xGMI joins, by name; `where` names the file.
+    Also raise it if these seem to be more than the board has, since the tables do not show which
+    GPUs xGMI joins directly. `pairs` are the GPUs that xGMI joins, by name; `where` names the file.
     """
     most = _count_most(pairs)
     if most > MAX_XGMI_LINKS:

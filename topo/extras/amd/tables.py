@@ -72,10 +72,11 @@ class XgmiMetrics:
 class AmdOutput:
     """The tables in a text, and the names and NUMA nodes of the GPUs.
 
-    `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH, ACCESS) and then (row, column) to a
-    cell's text; `nodes` maps a GPU's number to its NUMA node, `own_nodes` only if it is printed as
-    such, not as an affinity. `times` is how often link types are printed, `types_line` the line of
-    the last title above them, 0 without any.
+    `names` are those in the tables, GPU0 or a PCI address, in their order. `tables` maps a subject
+    (TYPE, HOPS, WEIGHT, BANDWIDTH, ACCESS) and then (row, column), both names, to a cell's text;
+    `nodes` maps a GPU's number to its NUMA node, `own_nodes` only if it is printed as such, not as
+    an affinity. `times` is how often link types are printed, `types_line` the line of the last
+    title above them, 0 without any.
     `metrics` are the rows of amd-smi xgmi, which `parse_tables` turns into tables.
     """
 

@@ -1,4 +1,8 @@
-"""Infer how hosts are joined, by cables or switches, from messages between their network ports."""
+"""Infer how hosts are joined, by cables or switches, from messages between their network ports.
+
+A segment is a cable or a switched network between ports that reach each other directly; a bundle is
+the segments through the same connectors.
+"""
 
 from .facts import FabricFacts, Flow, Hello, HostFacts, PortAnswer, PortFacts
 from .faults import CableFault, find_faults

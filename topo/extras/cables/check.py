@@ -1,4 +1,8 @@
-"""The doctor's check of the cables between hosts, from messages between their ports (facts.py)."""
+"""The doctor's check of the cables between hosts, from messages between their ports (facts.py).
+
+The check takes a DoctorView, which has the topology, and yields a Finding for each fault; the
+doctor makes those in `CHECKS`.
+"""
 
 from collections.abc import Iterator
 

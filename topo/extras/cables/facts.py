@@ -1,6 +1,8 @@
 """Facts about the network ports of hosts and the messages between them, collected by the hosts.
 
-Hosts are numbered; a port is named by (host's number, interface).
+The hosts of a launch collect them when it starts (runtime/extras/cables). Hosts are numbered from
+0; a port is named by (host's number, interface). The rendezvous is where the launch's ranks meet
+(MASTER_ADDR).
 """
 
 from __future__ import annotations
@@ -148,9 +150,10 @@ class FabricFacts(msgspec.Struct, frozen=True, dict=True):
 
 
 def agree_on_management(hosts: Sequence[HostFacts]) -> tuple[HostFacts, ...]:
-    """Return the hosts with each one's port to the rendezvous set, by the others' networks.
+    """Return the hosts with `management`, the port to the rendezvous, set also where it is unknown.
 
-    The host of the rendezvous itself may know that by a loopback address only (/etc/hosts).
+    It is the first port in the subnet of another host's, empty if there is none. The host of the
+    rendezvous itself may know that by a loopback address only (/etc/hosts).
     """
     ports = (host.find_port(host.management) for host in hosts)
     networks = {port.network for port in ports if port is not None and port.address}
@@ -167,7 +170,10 @@ def agree_on_management(hosts: Sequence[HostFacts]) -> tuple[HostFacts, ...]:
 def list_possible_pairs(
     hosts: Sequence[HostFacts],
 ) -> list[tuple[tuple[int, str], tuple[int, str]]]:
-    """Return all (port, port) of two hosts that are in one subnet, in both orders."""
+    """Return all (port, port) of two hosts that are in one subnet, in both orders.
+
+    A port is (host's number, interface). Ports that are down or without an address are left out.
+    """
     ports = [
         (number, port)
         for number, host in enumerate(hosts)
@@ -183,7 +189,7 @@ def list_possible_pairs(
 
 
 def load_facts(extra: Any, where: str) -> FabricFacts | None:
-    """Parse the facts in a topology's `extra`; None without them.
+    """Parse the facts in a topology's `extra["fabric"]`; None without them.
 
     Raise InputError, which names `where`, if they are malformed.
     """

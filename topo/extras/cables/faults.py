@@ -1,4 +1,9 @@
-"""Find faults in the cabling of hosts, port by port, from facts alone."""
+"""Find faults in the cabling of hosts, port by port, from FabricFacts alone.
+
+These are the hosts' ports and the messages between them. A segment is a cable or a switched network
+between ports that answer each other; a wire has the ports that hear each other's multicasts or
+share a connector, whatever their addresses. The rendezvous is where the launch's ranks meet.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,8 @@ _ADVISED = 4
 class CableFault:
     """A fault in the cabling: a `code`, the ports concerned, one line of text, and advice.
 
-    If `is_fatal`, hosts cannot be joined by such facts, or would be joined wrongly.
+    `code` is its kind, a fixed word of the table in docs/cables.md. If `is_fatal`, hosts cannot be
+    joined by such facts, or would be joined wrongly.
     """
 
     code: str
@@ -50,7 +56,7 @@ class CableFault:
 
 
 def find_faults(facts: FabricFacts) -> tuple[CableFault, ...]:
-    """Return the faults of the cabling, fatal ones first."""
+    """Return the faults of the cabling, fatal ones first, without those that follow from others."""
     segments, wires = find_segments(facts), find_wires(facts)
     faults = [
         *_find_wrong_answers(facts),

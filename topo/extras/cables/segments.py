@@ -3,7 +3,8 @@
 Ports are on one segment if each answers the other over exactly these ports. Where ports heard each
 other's multicast messages, these decide which answers count: two cables in one subnet answer for
 each other. Segments through the same connectors are one bundle: one cable, or one switched network,
-in several subnets.
+in several subnets. FabricFacts has what the hosts of a launch told of their ports, and what these
+answered and heard; the rendezvous is where the launch's ranks meet (MASTER_ADDR).
 """
 
 from __future__ import annotations
@@ -166,7 +167,10 @@ def _mark_management(facts: FabricFacts, segments: Sequence[Segment]) -> list[Se
 
 
 def list_carrying(facts: FabricFacts, segments: Sequence[Segment]) -> list[Segment]:
-    """Return those segments that share a cable or network with the rendezvous."""
+    """Return those segments that share a cable or network with the hosts' management ports.
+
+    Those are the ports on the route to the rendezvous.
+    """
     management = _list_management(facts)
     return [
         segment
@@ -193,7 +197,7 @@ def find_bundles(facts: FabricFacts, segments: Sequence[Segment]) -> tuple[Segme
 
 
 def count_islands(facts: FabricFacts, segments: Sequence[Segment]) -> int:
-    """Return the number of groups of hosts that segments leave unconnected with each other."""
+    """Return the number of groups of hosts that these segments join; a host alone is one, too."""
     alone = [(host, host) for host in range(len(facts.hosts))]
     return len(_find_groups([*alone, *(x for each in segments for x in pairwise(each.hosts))]))
 

@@ -2,7 +2,7 @@
 
 Two flows slow each other down if they leave one leaf switch for others, or come to one leaf from
 others, over an uplink that is narrower than both together. The leaves are the division of the hosts
-that explains most of what was measured.
+that explains most of what was measured. A trial is two flows at the same time; hosts are numbered.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class _Trial:
 
 
 def list_trials(hosts: Sequence[int], limit: int) -> list[tuple[tuple[int, int], ...]]:
-    """Return pairs of flows (source host, target host) among four hosts, to run at the same time.
+    """Return trials: pairs of flows (source host, target host) among four of `hosts`.
 
-    At most `limit` pairs, spread over all `hosts`.
+    They are to be run and measured by the hosts, one trial after the other. There are at most
+    `limit`, spread over all `hosts`.
     """
     trials: list[tuple[tuple[int, int], ...]] = []
     for four in combinations(hosts, 4):
@@ -57,7 +58,7 @@ def list_trials(hosts: Sequence[int], limit: int) -> list[tuple[tuple[int, int],
 def find_tiers(facts: FabricFacts, segment: Segment) -> Tiers:
     """Return the leaves of a switched network; none if no two flows slowed each other down.
 
-    `segment` is the network; the flows are in `facts`.
+    `segment` is the network, with its ports; the flows of trials are in `facts.rounds`.
     """
     port_of = dict(segment.ports)
     trials = [

@@ -1,4 +1,8 @@
-"""Make the topology of hosts that cables and switches join."""
+"""Make the topology of hosts that cables and switches join, from FabricFacts about their ports.
+
+A segment is a cable or a switched network between ports that reach each other directly; a bundle is
+the segments through the same connectors, which share its rate.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +103,10 @@ def _note_answers(facts: FabricFacts, bundle: SegmentBundle) -> str:
 
 
 def describe_hosts(facts: FabricFacts) -> Topology:
-    """Return `make_topology` of the facts, or hosts without links if that fails, with the facts."""
+    """Return `make_topology` of the facts; if that fails, the hosts' ranks without any links.
+
+    The facts are in the topology's `extra["fabric"]`, from which the doctor tells the faults.
+    """
     try:
         return make_topology(facts)
     except InputError:

@@ -1,4 +1,7 @@
-"""Collect the hosts and switches that a scheduler's or cloud's file names, and check them."""
+"""Collect the hosts and switches that a scheduler's or cloud's file names, and check them.
+
+The readers of the formats fill a Cluster and call `finish`; read_cluster makes a topology of it.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,9 @@ class Host:
 class Cluster:
     """Hosts and switches collected from a file; `what` names the format, `where` the file.
 
-    `hosts` are in the file's order, which is that of ranks. `above` maps a switch to the switches
-    right above it, each with its place. A place is the file and line (or item), for errors.
+    `hosts` are by name, in the file's order, which is that of ranks. `above` maps a switch to the
+    switches right above it, each with the place that says so. A place is the file and line (or
+    item), for errors. `notes` have a line for each assumption and omission.
     """
 
     what: str
@@ -92,7 +96,10 @@ class Cluster:
             )
 
     def join_tops(self) -> None:
-        """Put one network above the switches that have none above them, if there are several."""
+        """Put one network above the switches that have none above them, if there are several.
+
+        That is an assumption, which is noted.
+        """
         tops = [name for name, parents in self.above.items() if not parents]
         if len(tops) > 1:
             network = "network0"
@@ -108,8 +115,8 @@ class Cluster:
     def finish(self) -> Cluster:
         """Check the cluster, drop switches without hosts, merge equivalent ones, and return it.
 
-        Raise InputError if there is no host, switches form a circle, or hosts cannot reach each
-        other.
+        What is dropped or merged is noted. Raise InputError if there is no host, switches form a
+        circle, or hosts cannot reach each other.
         """
         if not self.hosts:
             raise InputError(

@@ -1,7 +1,9 @@
 """Read formats that list each host with the switches above it, the closest first.
 
 These are NVIDIA topograph's JSON, Kubernetes nodes with labels that locate them, and lists of hosts
-written by hand (lines `host rack spine`).
+written by hand (lines `host rack spine`). A tier is one column of these: the switches at one height
+above the hosts, or what stands for them, such as racks. The result is a Cluster: hosts in the
+file's order, and the switches above them.
 """
 
 import re
@@ -50,7 +52,8 @@ FAMILIES: tuple[tuple[str, ...], ...] = tuple(
 ABOVE = ("topology.kubernetes.io/zone", "topology.kubernetes.io/region")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 
-# A host, the names of the switches above it, the closest first, and the place in the file.
+# A host, the names of the switches above it, the closest first, and the place in the file (its line
+# or item, for errors).
 Row = tuple[str, tuple[str, ...], str]
 
 

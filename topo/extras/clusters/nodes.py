@@ -1,4 +1,7 @@
-"""The part of a cluster that a job runs on, by the list of hosts that Slurm gives it."""
+"""The part of a cluster that a job runs on, by the list of hosts that Slurm gives it.
+
+`select_nodes` is the option --nodes of topo-probe, topo-place and topo-judge.
+"""
 
 from __future__ import annotations
 

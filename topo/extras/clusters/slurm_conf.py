@@ -1,6 +1,7 @@
 """Read Slurm's topology.conf: a tree of switches (topology/tree) or blocks (topology/block).
 
-The output of `scontrol show topology` is read, too.
+The output of `scontrol show topology` is read, too. The result is a Cluster: hosts in the file's
+order, and the switches above them.
 """
 
 import re
@@ -54,7 +55,7 @@ def _find_lines(text: str) -> str | None:
 
 
 def read_conf(text: str, where: str) -> Cluster:
-    """Read Slurm's topology.conf.
+    """Read Slurm's topology.conf, also within a document.
 
     Raise InputError that names the file, `where`, and the line.
     """
@@ -126,7 +127,7 @@ def read_block_sizes(texts: list[str], place: str) -> list[int]:
 
 
 def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int]) -> None:
-    """Put a switch above each group of successive blocks of one size, and one above all.
+    """Put a switch above each group of successive blocks, and one above all, in `cluster`.
 
     `blocks` are switches in the file's order. `sizes` are in hosts: that of a block, then those of
     groups, each a multiple of the one before.

@@ -1,4 +1,7 @@
-"""Read the default topology in Slurm's topology.yaml, a tree or blocks."""
+"""Read the default topology in Slurm's topology.yaml, a tree or blocks.
+
+The result is a Cluster: hosts in the file's order, and the switches above them.
+"""
 
 from __future__ import annotations
 

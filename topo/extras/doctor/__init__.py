@@ -1,8 +1,10 @@
 """The doctor: check a machine for problems, from its topology and facts alone.
 
-It works on this machine, a JSON file, NCCL's XML and any other source of a topology. Each check
-states its rule in its docstring, and only judges what a file or fact states. `examine` also returns
-the checks that could not be made.
+It works on this machine, a JSON file, NCCL's XML and any other source of a topology. Facts are what
+a probe read of a machine, with its sources; a topology has them in `extra["facts"]`. Each check
+states its rule in its docstring, and only judges what a file or fact states. A Finding is one
+problem: its severity, the devices, a message, evidence and advice. `examine` also returns the
+checks that could not be made.
 """
 
 import re
@@ -45,8 +47,8 @@ _MAX_HOSTS = 4
 class Examination:
     """The result of an examination.
 
-    `findings` come worst first, `checked` names the checks made, and `skipped` those that could not
-    be made, each with the data that it lacks.
+    `findings` come worst first, `checked` names the checks made, and `skipped` has (name, data that
+    it lacks) of each check that could not be made.
     """
 
     findings: tuple[Finding, ...]
@@ -104,8 +106,10 @@ def examine(
     """Make all checks that the data allows, and return their findings.
 
     Each host is examined by itself, with its own facts, and several hosts also as one machine, and
-    compared with each other, or with the `reference`. `hosts` are those of the machine if the
-    caller has names for them, and also such as have no GPU. Unreadable facts are a finding, too.
+    compared with each other, or with `reference`, a host that is as all should be. `hosts` are
+    those to compare and to name in messages; the caller gives them if it has names for them, or
+    if some have no GPU and so are not in the topology. By default they are those of the topology.
+    Unreadable facts are a finding, too.
     """
     parts = split_hosts(topology)
     if not hosts and (len(parts) > 1 or reference is not None):

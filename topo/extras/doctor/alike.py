@@ -5,7 +5,8 @@ reference what most hosts have counts, and of two hosts the better; that is a wa
 may differ on purpose. With a reference, GPUs and NICs that are missing are errors.
 
 Devices are not matched one to one: names and numbers shift where a GPU is lost. The numbers of
-like devices and links are compared instead, which no numbering changes.
+like devices and links are compared instead, which no numbering changes. A difference becomes a
+Finding, as a problem that a check of the doctor finds.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ _LinkKind = tuple[str, tuple[str, str]]
 
 
 class ComparedHost:
-    """A host that is compared: its `label` in messages, and its facts and devices.
+    """A host that is compared: its `label` in messages, its `topology`, and a `view` with facts.
 
-    `ident` begins the ids of its devices in the machine that it is a part of, "" where it is the
-    machine.
+    `ident` is the id that precedes the slash in ids of its devices, as in `host0/gpu3`, in the
+    machine that it is a part of; "" where it is the machine. Facts that cannot be read are left
+    out, without an error.
     """
 
     def __init__(self, label: str, topology: Topology, ident: str = "") -> None:
@@ -62,14 +64,15 @@ class ComparedHost:
         self.view = DoctorView(topology, facts)
 
     def qualify(self, devices: Sequence[str]) -> tuple[str, ...]:
-        """Return ids of this host's devices as the machine has them."""
+        """Return ids of this host's devices as the machine has them: `host0/gpu3` for `gpu3`."""
         return tuple(qualify(self.ident, x) if self.ident else x for x in devices)
 
     @cached_property
     def links(self) -> Mapping[tuple[_LinkKind, Fraction | None], list[tuple[str, str]]]:
-        """The pairs of devices with links, by kind and GB/s; None is a rate that no source states.
+        """The pairs of devices (ids) with links, by ((link's kind, kinds of both ends), GB/s).
 
-        A pair is there once, at the rate of its slower direction.
+        A pair is there once, at the rate of its slower direction; None is a rate that no source
+        states.
         """
         rates: dict[tuple[str, tuple[str, str]], Fraction | None] = {}
         for link in self.topology.links:
@@ -89,9 +92,11 @@ class ComparedHost:
 
 
 def name_hosts(names: Sequence[str], topologies: Sequence[Topology]) -> list[ComparedHost]:
-    """Return the hosts of topologies, by their names; `join_hosts` numbers them in this order.
+    """Return the hosts of topologies, each with the name of its topology in `names` as its label.
 
-    Hosts of a topology that has several have their ids there after its name.
+    Hosts of a topology that has several have their ids there after its name. If there are several
+    topologies, each host with a GPU has the id, `host0` and so on, that `join_hosts` gives it in
+    the machine of them all.
     """
     hosts: list[ComparedHost] = []
     joined = 0

@@ -1,4 +1,10 @@
-"""Checks of the driver: its answers, GPUs that it does not list, its modes, and NVLinks."""
+"""Checks of the driver: its answers, GPUs that it does not list, its modes, and NVLinks.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`. Like GPUs are those of one model.
+The topology's notes are lines of the probe, or of a file's reader, on what is unknown or unusual;
+as a severity, a note is the mildest.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,8 +24,9 @@ _PASSED_THROUGH = ("vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci"
 def check_driver(view: DoctorView) -> Iterator[Finding]:
     """Report a driver whose library does not answer.
 
-    The source is the fact `nvml library` or `nvml count`, or a probe's note. It is an error if the
-    versions of library and kernel module differ or NVIDIA GPUs are on PCI, else a note.
+    The source is the fact `nvml library` or `nvml count`, or a note of the topology. It is an error
+    if the versions of library and kernel module differ or NVIDIA GPUs are on PCI (a warning if this
+    process only lacks the permission), else a note.
     """
     evidence = tuple(f"{note} (the topology's notes)" for note in view.list_notes("no-driver"))
     for key in (keys.NVML_COUNT, keys.NVML_LIBRARY):
@@ -78,8 +85,9 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
 
     If the driver lists no GPU at all, it is an error. If they are given away (bound to a driver
     such as vfio-pci for a virtual machine), or this is a container, whose /sys shows GPUs that it
-    was not given, it is a note. If the driver counts further GPUs without an address (lost, or
-    closed to this process), as many are not reported. The source is the facts or the probe's notes.
+    was not given, it is a note. If the driver counts just as many further GPUs without an address
+    (lost, or closed to this process), these are taken to be the same, and none is reported. The
+    source is the facts or the topology's notes.
     """
     if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or view.list_notes("no-driver"):
         return

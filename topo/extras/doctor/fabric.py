@@ -1,4 +1,10 @@
-"""Checks of the fabric that joins GPUs through NVSwitches: its registration and its health."""
+"""Checks of the fabric that joins GPUs through NVSwitches: its registration and its health.
+
+GPUs register with their fabric through the driver; NVLink joins those of one cluster (named by a
+UUID) and in it of one clique (a number). A check takes a DoctorView (the topology, and the facts
+that a probe read of the machine) and yields a Finding for each problem; the doctor makes those in
+`CHECKS`.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Add the doctor's findings to topo-probe's JSON."""
+"""Add the doctor's findings, the problems of a machine, to topo-probe's JSON."""
 
 from typing import Any
 

@@ -1,4 +1,10 @@
-"""Checks of links: equal directions, GPUs that reach each other, equal links for equal GPUs."""
+"""Checks of links: equal directions, GPUs that reach each other, equal links for equal GPUs.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`. Like GPUs are those of one model.
+The topology's notes are lines of the probe, or of a file's reader, on what is unknown or unusual;
+as a severity, a note is the mildest.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,8 +180,8 @@ def _find_reachable(near: Mapping[str, Sequence[str]], start: str) -> set[str]:
 def check_forwarding(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs that are linked to other GPUs only: a note.
 
-    They are reported if most GPUs are linked to CPUs or PCIe switches. A mesh without CPUs is not
-    reported, since it does not claim another path.
+    They are reported if they are fewer than half of the GPUs, on a machine with CPUs or PCIe
+    switches. A mesh without these is not reported, since it does not claim another path.
     """
     if not any(d.kind == "cpu" or d.family == "pcie" for d in view.topology.devices):
         return
@@ -347,7 +353,7 @@ def _list_inactive(view: DoctorView, ident: str) -> list[str]:
 
 
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
-    """Report NVLinks and xGMI links that the topology lacks, by the reader's notes.
+    """Report NVLinks and xGMI links that the topology lacks, by the topology's notes.
 
     It is a warning if a link leads to no known GPU (its target is the GPU itself, or one that is
     not listed), or if a text leaves NVLinks out. It is a note if a file has no NVLinks for GPUs

@@ -1,4 +1,7 @@
-"""An examination as metrics for Prometheus."""
+"""An examination, the findings of the doctor's checks of a machine, as metrics for Prometheus.
+
+A finding is one problem; its severity is error, warning or note.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,17 @@ METRICS = {
 
 
 def list_failures(examination: Examination, fail_on: str) -> list[str]:
-    """Return the messages of the findings that are at least as severe as `fail_on`."""
+    """Return the messages of the findings that are at least as severe as the severity `fail_on`."""
     failing = SEVERITIES[: list[str](SEVERITIES).index(fail_on) + 1]
     return [finding.message for finding in examination.findings if finding.severity in failing]
 
 
 def write_prometheus(examination: Examination, hosts: Sequence[ComparedHost], fail_on: str) -> str:
-    """Return an examination of `hosts` as metrics, with whether it has failures by `fail_on`."""
+    """Return the text of an examination's metrics, with whether it has failures by `fail_on`.
+
+    `fail_on` is the least severity of a failure. `hosts` are those of the machine, for the numbers
+    of their GPUs and NICs.
+    """
     return write_metrics(_list_samples(examination, hosts, fail_on), METRICS)
 
 

@@ -1,4 +1,7 @@
-"""Checks of the distance between NICs and GPUs, and of unknown NUMA nodes.
+"""Checks of the distance between NICs and GPUs, of unknown NUMA nodes, and of board sizes.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`. Like GPUs are those of one model.
 
 Near means below the same PCIe switches, or on the same CPU (the same socket, if it is known): data
 then need not cross the link between sockets. A machine with more than two NUMA nodes has several
@@ -20,7 +23,8 @@ from .links import MIN_PEERS
 from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView, Finding, join_names
 
-# Where each device is: CPUs or sockets, PCIe switches, directly linked devices.
+# The places of each device, by its id: CPUs or sockets, PCIe switches, directly linked devices, and
+# itself. Devices that have a place in common are near each other.
 Locations = Mapping[str, frozenset[str]]
 # Number of sockets assumed if no file assigns the NUMA nodes to sockets.
 _MAX_SOCKETS = 2
@@ -262,7 +266,6 @@ def _describe_unknown_node(view: DoctorView, device: Device, numbered: bool) -> 
     return None
 
 
-# The checks of this file.
 def check_board_sizes(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs that are fewer than their board has, as a note: others may be lost.
 
@@ -287,6 +290,7 @@ def check_board_sizes(view: DoctorView) -> Iterator[Finding]:
         )
 
 
+# The checks of this file.
 CHECKS = (
     Check(
         "NICs near GPUs",

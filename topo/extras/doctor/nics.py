@@ -1,4 +1,8 @@
-"""Checks of NICs: inactive ports, unequal or impossible speeds, and slow PCIe slots."""
+"""Checks of NICs: inactive ports, unequal or impossible speeds, and slow PCIe slots.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`.
+"""
 
 import re
 from collections import defaultdict
@@ -67,8 +71,8 @@ def _find_state(view: DoctorView, nic: Device) -> tuple[str, str]:
 def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
     """Return the NICs that GPU traffic may take.
 
-    NICs for management, slower than 25 Gb/s or without GPUDirect (gdr 0), do not count unless there
-    are no others.
+    NICs for management, slower than 25 Gb/s or without GPUDirect (`gdr` is 0 in their `extra`, from
+    NCCL's XML), do not count unless there are no others. A NIC of unknown speed counts.
     """
     able = [nic for nic in view.nics if parse_whole(nic.extra.get("gdr")) != 0] or view.nics
     return tuple(
@@ -132,7 +136,8 @@ def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
     """Report NICs whose port is faster than their PCIe link: a warning.
 
     The link's rate is taken before packet headers: 200 Gb/s on Gen3 x8 is reported, 100 Gb/s on
-    Gen3 x16 is not. Links declared as placeholders are reported as such.
+    Gen3 x16 is not. Links declared as 2.5 GT/s x1, a placeholder, are reported by another check. On
+    machines whose GPUs are all GB10 nothing is reported: their NICs have half the lanes by design.
     """
     for (rate, slot, raw), about, evidence in view.group(
         (

@@ -1,4 +1,8 @@
-"""Checks of peer-to-peer (P2P) access: driver permissions, and obstacles from ACS and the IOMMU."""
+"""Checks of peer-to-peer (P2P) access: driver permissions, and obstacles from ACS and the IOMMU.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -199,7 +203,7 @@ def _knows_p2p(view: DoctorView) -> bool:
     )
 
 
-# The checks above, with whether the facts suffice for each, and the reason to print if not.
+# The checks of this file.
 CHECKS = (
     Check("P2P", check_p2p, _knows_p2p, "no P2P status"),
     Check("P2P in both directions", check_p2p_directions, _knows_p2p, "no P2P status"),

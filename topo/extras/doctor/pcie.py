@@ -1,4 +1,9 @@
-"""Checks of PCI Express links: impossible declarations, and devices below full width or rate."""
+"""Checks of PCI Express links: impossible declarations, and devices below full width or rate.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`. A placeholder is a speed and width
+that a virtual machine shows instead of the real ones. Like GPUs are those of one model.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -248,7 +253,7 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
 
     At least half must have the best. Generation and PCIe lanes in use are compared if they are
     known for all of them, else the bandwidth of PCIe links that is not only assumed. Devices that
-    another check of this file reports are left out.
+    `check_placeholders`, `check_unknown_links` or `check_widths` reports are left out.
     """
     named = {
         ident

@@ -1,4 +1,8 @@
-"""Checks of figures: possible and measured rates, kinds of links, and unique PCI addresses."""
+"""Checks of figures: possible and measured rates, kinds of links, and unique PCI addresses.
+
+A check takes a DoctorView (the topology, and the facts that a probe read of the machine) and yields
+a Finding for each problem; the doctor makes those in `CHECKS`.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -32,8 +36,9 @@ _PLAUSIBLE = Fraction(6, 10)
 
 
 def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report links whose measured bandwidth is far from the declared one (both in their `extra`).
+    """Report links whose measured bandwidth is far from the declared one.
 
+    They are `GBps` in the link's `extra["measured"]` and `extra["declared"]`.
     Below 0.4 of it is an error, below 0.7 a warning; above 1.15 is a note, since the declaration is
     doubtful. Without a declared value, the link's `bandwidth_GBps` takes its place. A link is never
     reported as too slow if the measurement is only a lower bound, or was made on another medium.

@@ -1,6 +1,9 @@
-"""Checks of sound machines for which the stock libraries' own search finds poor or no rings.
+"""Checks of sound machines that the stock libraries, NCCL and RCCL as installed, use badly.
 
-The rules are those of NCCL 2.30.7's search, run on CPUs (docs/nccl.md has figures).
+Their own search finds poor or no rings there, or they refuse. The rules are those of NCCL 2.30.7's
+search, run on CPUs (docs/nccl.md has figures). NCCL takes better rings from a graph file
+(NCCL_GRAPH_FILE). A check takes a DoctorView (the topology, and the facts that a probe read of the
+machine) and yields a Finding for each problem; the doctor makes those in `CHECKS`.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,8 @@
 """The data of the doctor's checks: a view of the machine, findings, and formats of values.
 
+A check takes a DoctorView, which has the topology and the facts (what a probe read of the machine:
+a value or why it is missing, and its source), and yields a Finding for each problem.
+
 The state of a PCIe link is joined from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4
 x16", written by the probe) and from `extra["pci"]` (of an NCCL XML file, which has the maximum
 generation and width of the parts).
@@ -57,8 +60,9 @@ class Finding:
 
     `severity` is error (communication breaks, or the topology contradicts itself), warning
     (bandwidth is lost) or note. `what` is its kind (a fixed word such as `missing-bridge`) and
-    `about` the ids of the devices. `message` describes the problem in one sentence, `evidence`
-    contains "fact = value (source)" lines, and `advice` the remedy.
+    `about` the ids of the devices, or the PCI addresses of GPUs that the topology lacks. `message`
+    describes the problem in one sentence, `evidence` contains "fact = value (source)" lines, and
+    `advice` the remedy.
     """
 
     severity: Severity
@@ -182,11 +186,18 @@ def _list_possible_wires(gpu: Device) -> set[int]:
 
 
 class DoctorView(DetailedView):
-    """A machine, with values that several checks derive from its links and facts."""
+    """A machine, with values that several checks derive from its links and facts.
+
+    Its base class finds GPUs, NICs and CPUs, the facts about each GPU, and its board.
+    """
 
     @cached_property
     def like_gpus(self) -> tuple[tuple[Device, ...], ...]:
-        """The GPUs grouped by model: by name, architecture, PCI vendor and device, if given."""
+        """The GPUs in groups of one model: equal name, architecture, PCI vendor and device.
+
+        Attributes that a file does not give are equal. A GPU without like ones is a group of its
+        own.
+        """
         groups: dict[tuple[str, ...], list[Device]] = defaultdict(list)
         for gpu in self.gpus:
             pci = read_pci_details(gpu)
@@ -359,8 +370,8 @@ class DoctorView(DetailedView):
     def group(self, cases: Iterable[Case]) -> list[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
         """Merge cases (key, device ids, evidence lines) with equal keys.
 
-        Each key becomes one finding. Return, for each key, the key, its devices in the topology's
-        order, and its evidence, each device and line once.
+        A check calls it to make one finding of equal problems. Return, for each key, the key, its
+        devices in the topology's order, and its evidence, each device and line once.
         """
         groups: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
         for key, about, evidence in cases:
@@ -406,8 +417,8 @@ class DoctorView(DetailedView):
 class Check:
     """A named check of the doctor: `check` yields findings.
 
-    It is made only if `can_ask(view)` is true; otherwise it is skipped, with `lack` (the missing
-    data) as the reason.
+    The doctor makes it only if `can_ask(view)` is true; otherwise it is skipped, with `lack` (the
+    missing data) as the reason.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""Read the settings of Linux on which GPUDirect depends.
+"""Read the settings of Linux on which GPUDirect depends, as facts of the probed machine.
 
-These are ACS, the IOMMU, peer memory and DMA-BUF.
+These are ACS, the IOMMU, peer memory and DMA-BUF. A fact has a subject (`host`, or a PCI function
+as `pci/BUS`), a key, a source, and a value or the reason why it is missing.
 
 Access Control Services (ACS) decide whether a PCI Express port sends traffic between two devices up
 to the root complex. The enabled controls are in the ACS extended capability of a function's

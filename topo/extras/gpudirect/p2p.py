@@ -10,6 +10,10 @@ or better under CPUs of Intel, Zhaoxin and ARM; there is no NVML to query.
 GPUs of different hosts: NCCL 2.30 treats them as one NVLink domain (MNNVL, as in an NVL72) if their
 registration with the fabric is completed, the cluster's UUID is equal and not zero, and the clique
 is equal; it then needs the IMEX service on each host, which is not checked here.
+
+nccl_paths.py defines the kinds of paths, such as PXB. An Answer is that of one rule, or of all
+together: yes, no or unknown, with its reason, evidence and advice. PairView has the machine and its
+facts.
 """
 
 from collections.abc import Iterable, Iterator

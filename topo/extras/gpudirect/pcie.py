@@ -6,6 +6,9 @@ troubleshooting). NVIDIA's driver does not support peer to peer on bare metal un
 translates (CUDA programming guide, IOMMU on Linux), and GPUDirect RDMA needs addresses that are the
 same for all devices (GPUDirect RDMA guide, supported systems). In a guest, all of this is up to the
 host and cannot be seen.
+
+An Answer is that of one rule: yes, no or unknown, with its reason, evidence and advice. PairView
+has the machine and its facts.
 """
 
 from collections.abc import Iterator
@@ -22,8 +25,9 @@ HERE = "run topo-probe on the machine itself, as root"
 def judge_pcie(view: PairView, a: str, b: str, path: str, from_file: bool) -> Iterator[Answer]:
     """Yield the answers of ACS, hypervisor and IOMMU for two devices (ids).
 
-    `path` is their kind of path (one of KINDS); ACS is judged for PIX and PXB only. With
-    `from_file`, facts that were never queried are ignored instead of giving an unknown.
+    `path` is their kind of path, by the names in nccl_paths.py; ACS is judged for PIX and PXB only,
+    which pass PCIe switches and no CPU. With `from_file`, a file of NCCL says that both devices
+    can, and facts that were never queried are ignored instead of giving an unknown.
     """
     if path in ("PIX", "PXB"):
         yield from _judge_acs(view, a, b, from_file)

@@ -6,6 +6,10 @@ other GPUs only receives directly, unless it has NVLink to one. RCCL: PXB or bet
 are below a CPU of the Rome family and their bus numbers begin with the same digit. A NIC supports
 it if its RDMA driver can access GPU memory: by nvidia_peermem or another memory peer, or by
 DMA-BUF.
+
+nccl_paths.py defines the kinds of paths, such as P2C. An Answer is that of one rule, or of all
+together: yes, no or unknown, with its reason, evidence and advice. PairView has the machine and its
+facts.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Add GPUDirect's verdicts to topo-probe's JSON, and to the text below its tables."""
+"""Add GPUDirect's verdicts to topo-probe's JSON, and to the text below its tables.
+
+A verdict says whether two devices reach each other's memory directly: yes, no or unknown.
+"""
 
 from typing import Any
 
@@ -20,9 +23,10 @@ def describe_verdicts(topology: Topology) -> dict[str, Any]:
 
 
 def make_part(topology: Topology, columns: int) -> TablePart | None:
-    """Return GPUDirect's verdicts as text of `columns` columns; None without facts.
+    """Return GPUDirect's verdicts as text of `columns` columns; None without facts or pairs.
 
-    A preset, for example, has no facts on drivers.
+    A preset, for example, has no facts on drivers. If the facts are unreadable or the pairs too
+    many, the text says so.
     """
     if not (topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices)):
         return None

@@ -24,7 +24,9 @@ _TRAITS = ("gdr", "host", "box", "pci", ASSUMED_PLACE)
 class PairView(DetailedView):
     """A machine and the paths between its GPUs and NICs, for the rules on GPUDirect.
 
-    Values of the wrong type in a file count as unknown.
+    Its base class finds the facts about a GPU, its board and its NVLinks. `asked` has the (subject,
+    key) of all facts, also of those without a value, `asked_keys` their keys, and `subjects` their
+    subjects. Values of the wrong type in a file count as unknown.
     """
 
     def __init__(self, topology: Topology) -> None:

@@ -2,7 +2,7 @@
 
 PCI links and links between CPUs have the rates that NCCL counts; NVLink and xGMI links have the
 rates in the file. Doubts about a file are in the topology's `extra["notes"]`, a line each; its
-other information is in `extra["facts"]`.
+other information is in `extra["facts"]`, each with a subject such as `gpu/0`, a key and a source.
 """
 
 import re

@@ -1,7 +1,9 @@
 """Read hwloc's bandwidth matrices: NVLink and xGMI links of GPUs, NVSwitches and CPUs.
 
-A matrix holds MB/s (1e6 bytes per second) in one direction, row to column. Its diagonal is
-meaningless, and it contains only the links that GPUs report: links between NVSwitches are missing.
+A matrix holds MB/s (1e6 bytes per second) in one direction, row to column. Rows and columns are
+objects (XML elements for parts of the machine) by their gp_index, hwloc's number for them. Its
+diagonal is meaningless, and it contains only the links that GPUs report: links between NVSwitches
+are missing.
 """
 
 import re
@@ -49,7 +51,8 @@ class BandwidthMatrix:
 def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMatrix]:
     """Return the matrices NVLinkBandwidth, XGMIBandwidth and XGMIHops that the file has, by name.
 
-    Others are noted. Raise InputError for incomplete or malformed ones.
+    `root` is the file's outermost element. Others are noted in `machine.notes`. Raise InputError
+    for incomplete or malformed ones.
     """
     matrices: dict[str, BandwidthMatrix] = {}
     for element in root:
@@ -101,7 +104,8 @@ def _read_words(element: Element, tag: str) -> list[str]:
 class MatrixLinkReader:
     """Reader of the links in one machine's matrices, to be used once.
 
-    `gpu_by_gp` and `switches` (NVSwitches) are by gp_index; `links` are those read so far.
+    `gpu_by_gp` and `switches` (NVSwitches) are by gp_index; `links` are those read so far. Doubts
+    are noted in `machine.notes`.
     """
 
     machine: HwlocMachine
@@ -111,7 +115,10 @@ class MatrixLinkReader:
     links: list[Link] = field(default_factory=list)
 
     def read(self, matrices: Mapping[str, BandwidthMatrix]) -> list[Link]:
-        """Return the links in the matrices, and assumed ones between groups of NVSwitches."""
+        """Return the links in the matrices, and assumed ones between groups of NVSwitches.
+
+        Raise InputError if xGMI seems to join GPUs to more others than they have links for.
+        """
         hops = matrices[_HOPS].values if _HOPS in matrices else {}
         for name, kind in _KINDS.items():
             if name in matrices:
@@ -270,9 +277,10 @@ class MatrixLinkReader:
 def join_switch_groups(machine: HwlocMachine, switches: list[str], links: list[Link]) -> list[Link]:
     """Return assumed links between two equal, unconnected groups of NVSwitches (DGX-2).
 
-    Each switch is joined to its counterpart, in the order of addresses, with the total rate of its
-    GPUs: the links between the groups then limit nothing, which is how NCCL counts them. Other
-    groups are only noted.
+    `switches` are the ids of all NVSwitches, `links` the NVLinks of the GPUs. Each switch is joined
+    to its counterpart, in the order of addresses, with the total rate of its GPUs: the links
+    between the groups then limit nothing, which is how NCCL counts them. Both the assumption and
+    other groups, which are not joined, are noted in `machine.notes`.
     """
     groups = _group_switches(switches, links)
     if len(groups) < 2:

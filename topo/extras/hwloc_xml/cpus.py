@@ -1,4 +1,8 @@
-"""Read the CPUs of an hwloc file: a device for each NUMA node that has CPUs, joined pairwise."""
+"""Read the CPUs of an hwloc file: a device for each NUMA node that has CPUs.
+
+An object is an XML element for a part of the machine, such as a NUMA node, a socket or a PCI
+device; HwlocMachine (objects.py) has those of one machine.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +12,7 @@ from ...graph import Device
 from ...notes import assumed
 from .objects import HwlocMachine, format_cpu_list, parse_bits, read_infos, read_os_index
 
-# Bounds the links between CPUs, which are all joined pairwise.
+# Bounds the links between CPUs, all of which the package's reader joins pairwise.
 MAX_NODES = 512
 _ARCHITECTURES: Mapping[str, str] = {
     "x86_64": "x86_64",
@@ -40,7 +44,10 @@ class Cpus:
     _near: dict[Element, list[NumaNode]] = field(default_factory=dict)
 
     def find_near(self, element: Element) -> list[NumaNode]:
-        """Return the nodes that share CPUs, else memory, with an object; all if it has neither."""
+        """Return the nodes that share CPUs, else memory, with an object.
+
+        They are all nodes if it has neither.
+        """
         if element not in self._near:
             cpuset, nodeset = parse_bits(element, "cpuset"), parse_bits(element, "nodeset")
             self._near[element] = (
@@ -59,7 +66,8 @@ class Cpus:
 def read_cpus(machine: HwlocMachine) -> Cpus:
     """Return a device for each NUMA node with CPUs; one, cpu0, if the file lists no node.
 
-    Raise InputError for two nodes of one number, and for more than MAX_NODES.
+    The latter is noted in `machine.notes`. Raise InputError for two nodes of one number, and for
+    more than MAX_NODES.
     """
     extra = _read_model(machine)
     if not machine.numa:

@@ -1,4 +1,8 @@
-"""Collect facts from an hwloc file that a topology has no field for (docs/facts.md)."""
+"""Collect facts from an hwloc file that a topology has no field for (docs/facts.md).
+
+A fact is a value about a subject, such as `gpu/0` or `pci/0000:3b:00.0`, with its source.
+HwlocMachine, HwlocGpu and HwlocNic are what was found in the file.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -101,10 +105,11 @@ def find_uuid(gpu: HwlocGpu) -> str | None:
 
 
 def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Return the state of the first active port in <info> values, else of the first port.
+    """Return the state of an RDMA device's first active port, else of its first.
 
-    Also return the number of ports. The state is written as in Linux, such as "4: ACTIVE". Both are
-    None if no ports are listed.
+    The second value is the number of its ports.
+    `infos` are the names and values of the device's <info> elements. The state is written as in
+    Linux, such as "4: ACTIVE". Both are None if no ports are listed.
     """
     ports = sorted(
         (int(match[1]), value) for name, value in infos.items() if (match := _PORT.fullmatch(name))

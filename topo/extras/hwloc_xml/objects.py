@@ -1,5 +1,8 @@
 """Read hwloc's objects from its XML, versions 1 to 3: tree, positions, sets, addresses.
 
+An object is an XML element for a part of the machine: a NUMA node, a socket, a PCI function, or a
+device that the operating system has on one (OSDev, such as mlx5_0).
+
 Version 1 has NUMA nodes in the tree of the CPUs, later versions next to it. Version 3 writes the
 type of a device of the operating system as a sum of bits, and puts information about the whole
 machine outside the objects.
@@ -189,10 +192,10 @@ class HwlocMachine:
     """The objects below one Machine element, indexed; creating it reads them.
 
     The ids of its devices start with `prefix`, and `infos` are its own <info> values. `version` is
-    the file's major version. `packages` are CPUs, `functions` those of PCI. `numa` maps a NUMA node
-    to the package around it (None: none is), and `by_gp` maps hwloc's gp_index to an object.
-    `loose` has a function without a bus id for each device of the operating system that is on no
-    PCI function.
+    the file's major version. Doubts about the file are added to `notes`. `packages` are sockets,
+    `functions` those of PCI. `numa` maps a NUMA node to the package around it (None: none is), and
+    `by_gp` maps hwloc's gp_index to an object. `loose` has a function without a bus id for each
+    device of the operating system that is on no PCI function.
     """
 
     element: Element

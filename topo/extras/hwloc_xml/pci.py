@@ -76,7 +76,7 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True)
 class HwlocGpu:
-    """A GPU in an hwloc file: its device's id and its PCI function.
+    """A GPU in an hwloc file: its device's id in the topology, and its PCI function.
 
     `names` are those that tools give it, such as nvml0 and cuda0; `infos` are all <info> values
     that they have about it.
@@ -112,7 +112,8 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     """Return the GPUs in the order of their tools (NVML, ROCm SMI, CUDA), else by address.
 
     A display adapter that no tool lists counts as a GPU if its vendor is NVIDIA or AMD, unless the
-    vendor's tool lists others.
+    vendor's tool lists others. GPUs in processors count if there are no others. Doubtful cases are
+    noted in `machine.notes`. Raise InputError for more than MAX_DEVICES.
     """
     # a vendor's tool that lists any GPU lists all: that vendor's other display adapters are no GPUs
     listed_names = [n for f in (*machine.functions, *machine.loose) for n in f.osdev_names]
@@ -209,7 +210,10 @@ def _is_cpu(osdev: Element) -> bool:
 
 
 def find_gpu_board(gpu: HwlocGpu) -> Board | None:
-    """Return the board of a GPU, by the name that a tool gives it, else by its PCI device id."""
+    """Return the board of a GPU, by the name that a tool gives it, else by its PCI device id.
+
+    A board is a GPU as it is sold, with its datasheet's links; None if neither is known.
+    """
     by_id = find_by_id(gpu.function.ids.get("device", ""))
     return find_board(gpu.infos.get("GPUModel", "")) or by_id
 
@@ -254,7 +258,10 @@ def _note_oddities(machine: HwlocMachine, gpu: HwlocGpu) -> None:
 
 
 def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
-    """Return network cards by address: the RDMA devices of a function, else its interfaces."""
+    """Return network cards by address: the RDMA devices of a function, else its interfaces.
+
+    Raise InputError for more than MAX_DEVICES.
+    """
     nics: list[HwlocNic] = []
     for function in machine.functions:
         if not function.has_class(*_NIC_CLASSES):
@@ -331,8 +338,9 @@ def find_slots(
     """Return the PCI tree's switches, GPUs and NICs, parents before what is below them.
 
     Each has the narrowest link between it and its parent. The second value has the source of the
-    link of each, by address, that was at rest when hwloc ran: its rate is then not in the file.
-    Raise InputError if two have one address.
+    link of each, by address, that was at rest (idle, at 2.5 GT/s) when hwloc ran: its rate is then
+    not in the file. Such links, and GPUs' links declared as 2.5 GT/s x1 (a placeholder of virtual
+    machines), are noted in `machine.notes`. Raise InputError if two have one address.
     """
     leaves = {gpu.key: gpu.function for gpu in gpus} | {
         nic.function.bus_id or "": nic.function for nic in nics

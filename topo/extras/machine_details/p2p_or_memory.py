@@ -1,6 +1,6 @@
 """Compare measured rates between GPUs: peer-to-peer (P2P), or by copies through the host's memory.
 
-A topology has such measurements in `extra["measured"]`.
+A topology has such measurements in `extra["measured"]["pairs"]`, each with the ids `src` and `dst`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""What a topology and its facts say of GPUs in detail: boards, makers, the state of NVLinks."""
+"""What a topology and its facts say of GPUs in detail: boards, makers, the state of NVLinks.
+
+Facts are what a probe read of a machine: a value, or why it is missing, of a subject such as
+`gpu/0`, with its source. A board is a GPU as it is sold, such as H100 PCIe, with its datasheet's
+links and rates (topo/boards.py).
+"""
 
 from __future__ import annotations
 
@@ -56,7 +61,7 @@ class DetailedView(MachineView):
 
     @cached_property
     def cpus(self) -> tuple[Device, ...]:
-        """The CPUs, one per NUMA node."""
+        """The devices of kind cpu in the topology's order, one per NUMA node."""
         return self.list_devices("cpu")
 
     @cached_property
@@ -199,7 +204,10 @@ class DetailedView(MachineView):
         return _VIRTUAL_GPU.search(self._find_gpu_name(gpu)) is not None
 
     def find_named_board(self, gpu: str) -> Board | None:
-        """Return the board that a GPU's name tells, None if it tells none."""
+        """Return the board that a GPU's name tells, None if it tells none.
+
+        `find_board` also looks at PCI ids and the compute capability.
+        """
         return find_board(self._find_gpu_name(gpu))
 
     def _find_gpu_name(self, gpu: str) -> str:
@@ -208,9 +216,10 @@ class DetailedView(MachineView):
         return str(name or self.facts.get_text(gpu_subject(index), keys.GPU_NAME) or "")
 
     def describe_pending_fabric(self, gpu: str) -> str | None:
-        """Return why the GPU with device id `gpu` is not in its fabric; None if nothing says so.
+        """Return why NVLink through NVSwitches does not work yet for the GPU with device id `gpu`.
 
-        Its registration has not been completed, or has been with an error.
+        Its registration with their fabric has not been completed, or has been with an error. None
+        if nothing says so.
         """
         subject = gpu_subject(self.index_of.get(gpu))
         state = self.facts.get_text(subject, keys.GPU_FABRIC_STATE)
@@ -266,7 +275,11 @@ class DetailedView(MachineView):
 
     @cached_property
     def faster_by_pair(self) -> Mapping[frozenset[str], str]:
-        """Which of two measured ways between two GPUs is faster (measured/ways.py), by ids."""
+        """Which of two measured ways between two GPUs is faster, by the set of their two ids.
+
+        It is DIRECT or THROUGH_MEMORY of p2p_or_memory.py; pairs without both rates, or with rates
+        that hardly differ, have no key.
+        """
         return find_faster(self.topology)
 
     def find_board(self, gpu: str) -> Board | None:
@@ -295,8 +308,9 @@ class DetailedView(MachineView):
     def find_board_without_p2p(self, a: str, b: str) -> Board | None:
         """Return the board of one of two GPUs that has no P2P over PCIe by its maker's driver.
 
-        It is None if P2P between them was measured to be the faster way, as with a changed driver,
-        or if NVML was asked: its answer counts. Boards that a text only mentions count, too.
+        `a` and `b` are their ids. It is None if neither has such a board, if P2P between them was
+        measured to be the faster way, as with a changed driver, or if NVML was asked: its answer
+        counts. Boards that a text only mentions count, too.
         """
         i, j = self.find_gpu_index(a), self.find_gpu_index(b)
         subjects = (p2p_subject(i, j), p2p_subject(j, i))

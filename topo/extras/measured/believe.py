@@ -1,5 +1,8 @@
 """Decide from measurements between GPUs which rates of links to believe.
 
+The declared rate of a link is the one that the topology has without any measurement; a flow is data
+that one rank sends to another; an experiment is the flows that ran at one time.
+
 Measurements are of flows between GPUs; plans need rates of links. The rules, in order:
 
 1. Data takes the declared route (routes.py). A link can carry at least the sum of the flows that

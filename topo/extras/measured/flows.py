@@ -1,6 +1,7 @@
 """Infer from measured flows the load of each link, and the link that limited each flow.
 
-The rules are in believe.py.
+A flow is data that one rank sends to another; a hop is all links from one device to the next. The
+rules are in believe.py, whose `believe` decides by them between declared and measured rates.
 """
 
 from collections import defaultdict
@@ -29,7 +30,8 @@ Hop = tuple[str, str]
 class Experiment:
     """Simultaneous flows, with the GB/s of each, keyed (sending rank, receiving rank).
 
-    `how` is `alone` (one flow), `both` (two ranks, both directions) or `together` (many flows).
+    `how` is `alone` (one flow), `both` (two ranks, both directions), `together` (many flows),
+    `fan-out` (flows out of one rank) or `fan-in` (flows into one rank).
     """
 
     how: str
@@ -41,13 +43,13 @@ class Measurements:
     """Everything that one run measured between the GPUs of a topology, for `believe`.
 
     `latency_us` is half the round trip of a small message, keyed (sending rank, receiving rank).
-    `medium` names the transport. `trusted` states which links the data really crossed: `all`,
-    `network` (only links of that kind) or `none`; `otherwise` is the reason if not `all`. `pairs`,
-    with the same keys, has JSON values to store in the topology unchanged; `notes` is added to its
-    notes. `noise` is the share by which a rate may exceed what a link carries: fits of times to
-    sizes are disturbed either way, while bytes over the time that they took are what really crossed
-    the links. `fans` are flows out
-    of one GPU, or into one, at once, which the GPU itself may limit: no link is judged by them.
+    `medium` is the transport, or the tool, that measured. `trusted` states which links the data
+    really crossed: `all`, `network` (only links of that kind) or `none`; `otherwise` is the reason
+    if not `all`. `pairs`, with the same keys, has JSON values to store in the topology unchanged;
+    `notes` is added to its notes. `noise` is the share by which a rate may exceed what a link
+    carries: fits of times to sizes are disturbed either way, while bytes over the time that they
+    took are what really crossed the links. `fans` are flows out of one GPU, or into one, at once,
+    which the GPU itself may limit: no link is judged by them.
     """
 
     experiments: tuple[Experiment, ...]
@@ -61,8 +63,10 @@ class Measurements:
     fans: tuple[Experiment, ...] = ()
 
     def list_at_once(self) -> list[dict[str, Any]]:
-        """Return JSON values of what flows got at once, beside what the fastest got alone.
+        """Return JSON values of what flows got at once, beside what the fastest of them got alone.
 
+        Each has the `flows` ("0>2", by ranks), their `kind`, which is the experiment's `how`,
+        `together_GBps`, the sum, and `alone_GBps`. They become `extra["measured"]["at_once"]`.
         Experiments with flows that were not measured alone are left out.
         """
         alone = {
@@ -115,7 +119,8 @@ class Evidence:
     """What experiments show of all hops, and of the flows that they cannot explain.
 
     `hops` are by (from device id, to device id); those that no flow crossed are missing.
-    `unexplained` has a text on each flow that no link of its route explains.
+    `unexplained` has a text for each experiment in which no link of a flow's route explains its
+    rate, on the flow that is explained least.
     """
 
     hops: Mapping[Hop, HopEvidence]
@@ -133,7 +138,7 @@ def get_declared_GBps(link: Link) -> Fraction:
 
 
 def find_evidence(topology: Topology, measurements: Measurements) -> Evidence:
-    """Return the load of each hop in the measurements, and which hop limited which flow.
+    """Return the highest load of each hop in the measurements, and which hop limited which flow.
 
     A flow's data takes the declared route of its pair. These are rules 1, 2 and 5 of believe.py.
     """

@@ -3,7 +3,7 @@
 Their pairs are measured one at a time. A pair's rate is the highest of all matrices that measured
 it one way and directly: copy engines and kernels, reads and writes differ, and the links carried
 that. Rates with peer-to-peer disabled go through the host's memory instead; they show where
-peer-to-peer is slower than that.
+peer-to-peer is slower than that. `believe` (believe.py) corrects a topology by the result.
 """
 
 from __future__ import annotations

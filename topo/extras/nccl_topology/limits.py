@@ -2,7 +2,8 @@
 
 The limits, and the attributes that the libraries add, are those of NCCL 2.30 and RCCL (graph/xml.h,
 graph/xml.cc, graph/topo.cc, graph/topo.h). Elements with unknown names are skipped with all
-elements below them and do not count; attributes with unknown names count like others.
+elements below them and do not count; attributes with unknown names count like others. The names of
+elements and attributes that topoplan adds begin with TOPOPLAN_PREFIX.
 """
 
 import re
@@ -79,9 +80,10 @@ def fits(value: str) -> bool:
 def select_attributes(tag: str, values: Mapping[str, Any], *without: str) -> dict[str, str]:
     """Return the `values` that can be attributes of a `tag` element, as text.
 
-    Left out are the keys in `without`, `keep` and `busid`, names and values that the libraries
-    cannot read, and what exceeds an element's room; some of it is reserved for attributes that the
-    libraries and topoplan add.
+    `tag` is cpu, pci, gpu or net; the keys of `values` are names of attributes. Left out are the
+    keys in `without`, `keep` and `busid`, names and values that the libraries cannot read, and what
+    exceeds an element's room; some of it is reserved for attributes that the libraries and topoplan
+    add.
     """
     room = MAX_ATTRIBUTES - len(_FILLED_IN[tag]) - _TOPOPLAN_ATTRIBUTES[tag]
     out: dict[str, str] = {}

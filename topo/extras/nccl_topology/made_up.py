@@ -1,8 +1,9 @@
 """Make up attributes of CPUs and GPUs that NCCL's XML must have and the topology does not.
 
 NCCL queries its host for attributes that a file leaves out, and stops if the host has no answer.
-Made-up attributes fit the rates of the topology as well as NCCL's own table allows. They are
-marked, so that reading the file again does not take them for facts.
+Made-up attributes fit the rates of the topology as well as NCCL's own table allows. They are marked
+by the attribute MADE_UP of their element, so that reading the file again does not take them for
+facts. A board is a GPU as it is sold, with its datasheet's links (topo/boards.py).
 """
 
 from collections.abc import Iterable, Mapping

@@ -3,7 +3,7 @@
 NCCL takes the tree and the speeds from the file, and puts each device into the slot with its PCI
 address (graph/xml.cc). Inside a virtual machine NCCL would find placeholder speeds, and one of them
 above a GPU limits its rings to 0.12 GB/s. Each placeholder is replaced by the speed that the device
-is made for, and noted.
+is made for, and noted. A slot is the pci element with a device's address, class and link.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Write NCCL's XML (or RCCL's, if there are xGMI links or gcn attributes).
 
 The parts of a topology that NCCL understands become NCCL's own elements: the PCI tree, GPUs, NICs,
-NVLinks. That text is read back, and wherever it differs from the topology, topoplan's elements are
-added (see the package).
+NVLinks. That text is read back, and wherever it differs from the topology, elements of topoplan's
+own are added, whose names begin with `topoplan_` and which NCCL skips.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,8 +65,8 @@ def write(topology: Topology) -> str:
 def build_elements(topology: Topology) -> Element:
     """Return the topology as NCCL's own elements, without those that topoplan adds.
 
-    Attributes that are made up are marked `topoplan_made_up`. Whether NCCL would load a file of
-    this size is not checked.
+    It is the outermost element, <system>. Attributes that are made up are marked
+    `topoplan_made_up`. Whether NCCL would load a file of this size is not checked.
     """
     return _XmlWriter(topology).build_system()
 

@@ -1,4 +1,7 @@
-"""Lay a topology out as NCCL's tree of elements: parents, PCI addresses, NUMA nodes."""
+"""Lay a topology out as NCCL's tree of elements: parents, PCI addresses, NUMA nodes.
+
+NCCL's XML has an element for each CPU, with the PCI devices below it as elements in it.
+"""
 
 import re
 from collections import Counter, defaultdict

@@ -1,4 +1,8 @@
-"""Read what people and other tools write around a matrix: PCIe links, MIG, P2P, the host."""
+"""Read what people and other tools write around a matrix: PCIe links, MIG, P2P, the host.
+
+The matrix is the one of `nvidia-smi topo -m`, or of AMD's tools; their readers use this through
+topo/formats/around.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,11 @@ from .said_pcie import find_said_pcie
 
 
 class TextAround(Around):
-    """What a text says beside its matrix."""
+    """What a text says beside its matrix.
+
+    `facts` are about the MIG modes of GPUs and the host. `unread` describes the first line that
+    names a generation of PCIe without a GPU's link, "" if there is none.
+    """
 
     def __init__(self, text: str, elsewhere: Around | None = None) -> None:
         """Read a text; what it does not say of PCIe is as the text `elsewhere` has it."""
@@ -46,7 +54,12 @@ class TextAround(Around):
     def find_gpu_links(
         self, slots: Mapping[int, PcieLink | None], notes: list[str], *, is_sure: bool
     ) -> dict[int, StatedLink]:
-        """Return the PCIe links of GPUs, by their numbers, and note lines that disagree."""
+        """Return the PCIe links of GPUs, by their numbers; add what is not followed to `notes`.
+
+        `slots` has, by the numbers of all GPUs, the link that the GPU's board can have, None if the
+        board is unknown; `is_sure` is False for boards that are only assumed. GPUs of which nothing
+        is said are left out.
+        """
         said = self._pcie.place_addresses([*slots])
         notes += said.notes
         found = {
@@ -55,5 +68,8 @@ class TextAround(Around):
         return {gpu: link for gpu, link in found.items() if link is not None}
 
     def find_nic_link(self, nics: int, notes: list[str]) -> StatedLink | None:
-        """Return the PCIe link that each of a number of NICs has, None if none is stated."""
+        """Return the PCIe link that each of a number of NICs has, None if none is stated.
+
+        Add to `notes` if the text states links of which the NICs are not known.
+        """
         return self._pcie.find_nics(nics, notes)

@@ -1,4 +1,8 @@
-"""Find what CUDA's samples say of P2P in the text around a matrix."""
+"""Find what CUDA's samples say of P2P in the text around a matrix.
+
+The samples are simpleP2P and p2pBandwidthLatencyTest; the matrix is the one of `nvidia-smi topo
+-m`, which people paste with more text.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -29,7 +33,10 @@ _STATUSES = {"Yes": "ok", "CAN": "ok", "No": "not supported", "CANNOT": "not sup
 
 
 def read_samples(text: str) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return P2P's status and its source by CUDA's numbers of two GPUs."""
+    """Return (P2P's status, the sample that says so) by CUDA's numbers of two GPUs, as text.
+
+    The status is of access from the first to the second: "ok" or "not supported".
+    """
     answers: dict[tuple[str, str], tuple[str, str]] = {}
     for line in text.split("\n", _MAX_LINES)[:_MAX_LINES]:
         for source, pattern in _LINES:
@@ -43,6 +50,7 @@ def build_sample_facts(
 ) -> Iterator[Fact]:
     """Yield facts of P2P between `gpus`, the numbers of all, if all pairs have the same status.
 
+    `answers` are those of `read_samples`.
     CUDA may number GPUs otherwise than nvidia-smi, so no pair is distinguished from others.
     """
     pairs = list(permutations(gpus, 2)) if answers else []

@@ -1,4 +1,7 @@
-"""Find the MIG modes of GPUs in the text around a matrix: nvidia-smi's table, or nvidia-smi -L."""
+"""Find the MIG modes of GPUs in the text around a matrix: nvidia-smi's table, or nvidia-smi -L.
+
+The matrix is the one of `nvidia-smi topo -m`, or of AMD's tools, which people paste with more text.
+"""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +20,7 @@ _MODE_BELOW_lines = 2
 
 
 def find_mig_facts(text: str) -> Iterator[Fact]:
-    """Yield a fact for each GPU whose MIG mode the text states.
+    """Yield a fact (key `mig`, value on or off) for each GPU whose MIG mode the text states.
 
     MIG is on if nvidia-smi -L lists instances below a GPU; without any, that list says nothing.
     """

@@ -1,6 +1,8 @@
 """Find what the text around a matrix or a table states of its host and of NCCL there.
 
-They are lscpu's hypervisor, NICs without a link, and P2P that is switched off for NCCL.
+It is lscpu's hypervisor, NICs without a link, and P2P that is switched off for NCCL. The matrix is
+the one of `nvidia-smi topo -m`, or of AMD's tools, which people paste with more text. A note is a
+line for people; a fact has a subject, here `host`, a key, a value and a source.
 """
 
 import re

@@ -1,8 +1,9 @@
 """Find what a text says about the PCIe links of its GPUs: "PCIe Gen5 x8 per GPU".
 
-People write it beside a matrix, whose labels say nothing of it. A line counts if it speaks of GPUs,
-or begins with PCIe, and of no other device. All lines must agree; a line that begins with the
-number of a GPU, or stands below such a heading, is about that one alone.
+People write it beside a matrix such as that of `nvidia-smi topo -m`, whose labels say nothing of
+it. A line counts if it speaks of GPUs, or begins with PCIe, and of no other device. All lines must
+agree; a line that begins with the number of a GPU, or stands below such a heading, is about that
+one alone.
 """
 
 import re
@@ -88,7 +89,7 @@ _ABOUT_LINK = re.compile(
     r"[\s>#|+\u2022-]{0,40}(?:link|bus|slot|lanes|width|LnkSta|current)\b", re.IGNORECASE
 )
 
-# What is said, and the lines in words: "line 3 says".
+# What is said, (generation, width), and the lines in words: "line 3 says".
 _Stated = tuple[Said, str]
 # What lines say of all GPUs (None) or of one, with the number of the first line that says it.
 _Lines = dict[int | None, dict[Said, int]]
@@ -98,10 +99,11 @@ _Lines = dict[int | None, dict[Said, int]]
 class SaidPcie:
     """What the lines of a text say about PCIe links: of all GPUs, and of single ones by number.
 
-    `of_address` has those of GPUs that the text knows by their PCI addresses, `of_nic` those of
-    NICs. `notes` describe lines that are not followed, since they disagree or do not say what they
-    are about. `unread` describes the first line that names a generation without a GPU's link, "" if
-    there is none.
+    Each is ((generation, width), the lines in words), with None for what is not said. `of_address`
+    has those of GPUs that the text knows by their PCI addresses, `of_nic` those of NICs. `notes`
+    describe lines that are not followed, since they disagree or do not say what they are about.
+    `unread` describes the first line that names a generation without a GPU's link, "" if there is
+    none.
     """
 
     of_all: _Stated | None = None
@@ -134,7 +136,7 @@ class SaidPcie:
         """Return the link that all of a number of NICs have, None if that is not known.
 
         Which address is which column of a matrix is not known, so they must be as many and alike;
-        else a note says that they are left out.
+        else a line in `notes` says that they are left out.
         """
         if not self.of_nic:
             return None

@@ -101,7 +101,10 @@ class QueryReader:
         self._rows = 0
 
     def read(self, line: str) -> tuple[int, Said] | None:
-        """Return the number of a row's GPU, and its link; None for any other line."""
+        """Return the number of a row's GPU, and its (generation, width); None for any other line.
+
+        Call it with all lines in order: headings set the columns of the rows below them.
+        """
         query = _QUERY.search(line)
         cells = [cell.strip() for cell in (query[1] if query else line).split(",")]
         if query or (len(cells) > 1 and any(_WIDTH_COLUMN in cell for cell in cells)):
@@ -128,7 +131,8 @@ class QueryReader:
 class AddressReader:
     """Collects the links that lspci -vv and nvidia-smi -q print of GPUs and NICs, by PCI address.
 
-    `notes` has a line on the first link of which no device is named.
+    `links` are those of GPUs, `nics` those of NICs: ((generation, width), "line 3 says"). `notes`
+    has a line on the first link of which no device is named.
     """
 
     def __init__(self) -> None:

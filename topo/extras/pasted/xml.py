@@ -25,7 +25,7 @@ _QUOTES = {0x201C: '"', 0x201D: '"', 0xA0: " "}
 def find_xml(text: str, *roots: str) -> PastedXml | None:
     """Return the first whole element of `text` called as one of `roots`, else the first cut one.
 
-    Return None if there is none.
+    Its text begins with as many empty lines as precede it in `text`. Return None if there is none.
     """
     text = text[:_MAX_CHARACTERS]
     if not _names_any(text, roots):

@@ -1,4 +1,9 @@
-"""Check of patterns: flows at once that get less than one of them gets alone."""
+"""The doctor's check of patterns: flows at once that get less than one of them gets alone.
+
+A flow is data that one rank sends to another; a pattern is a set of flows that were measured at
+once, with their rates. The check takes a DoctorView (the topology, and the facts that a probe read)
+and yields a Finding for each problem; the doctor makes those in `CHECKS`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,14 @@ from .facts import PATTERN, Pattern, list_measured, list_patterns
 # Flows at once whose sum is below this share of what the fastest of them gets alone: nothing is
 # gained by running them at once, and a tenth or two may be noise. Chosen, not measured.
 _COLLAPSED = Fraction(3, 4)
-# The option by which plans keep to fewer at a time, where an extra here has it.
+# The option of topo-synth by which plans keep to fewer transfers at a time, where an extra has it.
 _OPTION = "concurrent"
 
 
 def check_patterns(view: DoctorView) -> Iterator[Finding]:
-    """Report flows that get less together than the fastest of them gets alone: a warning.
+    """Report flows that together get less than 3/4 of what the fastest of them gets alone.
 
+    It is a warning.
     Links that flows share give them in sum what they give one, whatever their capacities; what is
     lost beyond that is lost to running at once.
     """
@@ -49,9 +55,11 @@ def check_patterns(view: DoctorView) -> Iterator[Finding]:
 
 
 def find_shared(pattern: Pattern, topology: Topology) -> tuple[list[str], str]:
-    """Return the devices that all flows of a pattern use, and a limit that keeps them apart.
+    """Return the id of a device that all flows of a pattern use, and a limit that keeps them apart.
 
-    The limit is as topo-synth takes it; "" if no device is shared by all.
+    The device is the GPU that all leave or all enter, else a switch on all routes, else another
+    device on all of them; the list is empty if there is none. The limit is the value of topo-synth
+    --concurrent that lets one transfer at a time use it (`gpu=1`, `ID=1`), "" if there is none.
     """
     router = Router(topology)
     routes = [router.route(*flow) or () for flow in pattern.flows]

@@ -1,4 +1,8 @@
-"""Patterns as facts: the subjects `pattern/N`, counted from 0."""
+"""Patterns as facts: the subjects `pattern/N`, counted from 0.
+
+A pattern is a set of flows, each from one rank to another, that were measured at once. A topology
+has facts in `extra["facts"]`, each about a subject, with a key and a source.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,9 @@ Flow = tuple[int, int]
 class Pattern:
     """Flows from rank to rank that ran at once, and what they got: `together_GBps` in sum.
 
-    The fastest of them gets `alone_GBps` alone. `how` is write, read or copy, `source` who measured
-    it.
+    The fastest of them gets `alone_GBps` alone. `flows` are (sending rank, receiving rank). `how`
+    is write if the senders' GPUs wrote, read if the receivers' read, or copy if that is not known.
+    `source` is who measured it, for messages.
     """
 
     flows: tuple[Flow, ...]
@@ -61,7 +66,10 @@ def _list_facts(number: int, pattern: Pattern) -> Iterator[Fact]:
 
 
 def list_patterns(facts: Facts, ranks: int) -> list[Pattern]:
-    """Return the patterns among facts, without those that are malformed or of other ranks."""
+    """Return the patterns among facts, without those that are malformed or of other ranks.
+
+    `ranks` is the number of the machine's ranks.
+    """
     found = []
     for number in facts.list_names(PATTERN):
         subject = f"{PATTERN}/{number}"
@@ -79,7 +87,11 @@ def list_patterns(facts: Facts, ranks: int) -> list[Pattern]:
 
 
 def list_measured(extra: Mapping[str, Any], ranks: int) -> list[Pattern]:
-    """Return the patterns that topo-probe --measure has left in the field `measured`."""
+    """Return the patterns that topo-probe --measure has left in a topology's `extra["measured"]`.
+
+    `ranks` is the number of the machine's ranks; malformed patterns and those of other ranks are
+    left out.
+    """
     measured = extra.get("measured")
     if not isinstance(measured, Mapping) or not isinstance(measured.get("at_once"), list):
         return []
@@ -97,7 +109,10 @@ def list_measured(extra: Mapping[str, Any], ranks: int) -> list[Pattern]:
 
 
 def parse_flow(text: str, ranks: int) -> Flow:
-    """Return the ranks of `0>2`; raise ValueError unless they are two of so many."""
+    """Return the ranks of `0>2`, (0, 2).
+
+    Raise ValueError unless they are two different ones of `ranks`, the number of all.
+    """
     a, _, b = text.partition(">")
     flow = int(a), int(b)
     if flow[0] == flow[1] or not all(0 <= rank < ranks for rank in flow):

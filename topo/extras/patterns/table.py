@@ -1,8 +1,10 @@
 """Tables of patterns: lines that people write, and matrices of tools with both directions.
 
-A line is `0>2 1>3 = 2.7 of 37 write`: flows from rank to rank that ran at once, the GB/s of all
-together, those of the fastest of them alone, and write, read or copy (the default). `#` begins a
-comment.
+A pattern is a set of flows, each from one rank to another, that were measured at once. A line is
+`0>2 1>3 = 2.7 of 37 write`: the flows, the GB/s of all together, those of the fastest of them
+alone, and write, read or copy (the default): whether senders wrote, receivers read, or neither is
+known. `#` begins a comment. Matrices are those of nvbandwidth, p2pBandwidthLatencyTest and the
+like, of which one has each pair in one direction and another in both at once.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ _LINE = re.compile(
 
 
 def read_patterns(text: str, where: str, ranks: int) -> list[Pattern]:
-    """Return the patterns of a table; `where` names it as their source.
+    """Return the patterns of a table; `where` names it as their source, and in errors.
 
-    Raise InputError if it is none, or names ranks that the machine lacks.
+    `ranks` is the number of the machine's ranks; matrices count for the first so many GPUs. Raise
+    InputError if the text is no such table, or if its lines name other ranks.
     """
     matrices = [rates for rates in find_pair_rates(text) if rates.is_of_pairs]
     if matrices:

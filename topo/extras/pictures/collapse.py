@@ -1,6 +1,8 @@
 """Reduce a machine that is too large to draw to a part that represents the rest.
 
-One box of each kind is drawn, or, of a large graph without boxes, the GPUs nearest to the first.
+One box of each kind is drawn, or, of a large graph without boxes, the GPUs nearest to the first. A
+box is a group of devices connected without the network, such as a server. A cable stands for the
+links of one kind between two devices, of both directions if these are equal.
 """
 
 from itertools import chain
@@ -24,10 +26,10 @@ def collapse(
 ) -> ShownPart:
     """Return the whole machine if it is small enough to draw, else a part that represents the rest.
 
-    A box is a group of devices connected without the network, such as a server. The part has one
-    box of each kind, or, if that is not possible, the GPUs nearest to the first. Unlike
-    `show_hosts_once` it looks at links, not at names of hosts. `max_boxes` counts boxes of several
-    GPUs. A machine with more than `max_cables` cables is too large to draw.
+    The part has one box of each kind, or, if that is not possible, the GPUs nearest to the first; a
+    sentence says what was left out. Unlike `show_hosts_once` it looks at links, not at names of
+    hosts. A machine with more than `max_boxes` boxes of several GPUs, or more than `max_cables`
+    cables, is too large to draw.
     """
     boxes = list_boxes(topology)
     if (
@@ -84,5 +86,5 @@ def _keep_nearest(topology: Topology) -> ShownPart:
 
 
 def count_hosts(topology: Topology) -> int:
-    """Return the number of hosts that the devices name."""
+    """Return the number of hosts that the devices name; 0 if they name none."""
     return len({name_host(device) for device in topology.devices} - {""})

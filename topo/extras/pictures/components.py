@@ -1,4 +1,7 @@
-"""Groups of devices that cables connect."""
+"""Groups of devices that cables connect.
+
+A cable stands for the links of one kind between two devices, of both directions if these are equal.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable

@@ -26,8 +26,9 @@ _COLOURS = {
 def write(topology: Topology) -> str:
     """Return a topology as a Graphviz dot document: nodes are devices, edges are cables.
 
-    A frame (dot's cluster) surrounds the devices of each server (`extra["box"]`) or NUMA node.
-    Edges are labelled with GB/s in one direction.
+    A cable stands for the links of one kind between two devices, of both directions if these are
+    equal. A frame (dot's cluster) surrounds the devices of each server (`extra["box"]`) or NUMA
+    node. Edges are labelled with GB/s in one direction.
     """
     rank = {ident: i for i, ident in enumerate(topology.ranks)}
     lines = [

@@ -3,7 +3,7 @@
 Directly connected GPUs are arranged by structure (`structures`). On other machines, a box is a
 group of devices connected without the network. In a box, sockets are above PCIe switches, these
 above GPUs and NICs (`socket_tree`), and NVSwitches are bars next to the GPUs. Boxes are above and
-below the network's bar.
+below the network's bar. A wire is the line for a cable, the links of one kind between two devices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ _MAX_GPUS_IN_ROW, _MAX_BOXES_IN_ROW, _MAX_SINGLES_IN_ROW = 8, 2, 8
 
 
 def lay_out(topology: Topology) -> Picture:
-    """Return the picture of a topology, with its upper left corner at (0, 0)."""
+    """Return the picture of a whole topology, in pixels, with its upper left corner at (0, 0)."""
     if all(d.kind == "gpu" for d in topology.devices):
         return lay_out_direct(topology, topology.ranks, find_cables(topology)).move_to_origin()
     return lay_out_boxes(topology).move_to_origin()

@@ -1,4 +1,9 @@
-"""Lay out the network's switches in tiers: leaves next to the boxes, spines beyond them."""
+"""Lay out the network's switches in tiers: leaves next to the boxes, spines beyond them.
+
+A box is a group of devices that are connected without the network, such as a server. Switches with
+the same neighbours are a group, which is drawn as one bar. A tier has the groups at one distance
+from the boxes. A cable stands for the links of one kind between two devices.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -10,14 +15,15 @@ from .shapes import BAR_HEIGHT, Picture, Shape, bundle_wires, make_bars
 # tier, and the least width of a bar.
 _TIER_GAP, _BOX_GAP, _BAR_GAP, _MIN_BAR = 56, 44, 20, 150.0
 
+# The ids of the switches of one group.
 Group = tuple[str, ...]
 
 
 def find_tiers(groups: Sequence[Group], cables: Iterable[Cable]) -> list[list[Group]]:
-    """Return groups of switches by their distance from the boxes; one tier if they are all leaves.
+    """Return the tiers of groups of switches, from the leaves, which have cables to boxes, upwards.
 
-    Switches that the boxes do not reach, or that are linked to others of their tier, are no tiers:
-    all groups are then one.
+    `cables` are all that have a switch at an end. If a group has no way to the boxes, or a cable to
+    its own tier, the groups form no tiers, and are returned as a single one.
     """
     of_switch = {ident: group for group in groups for ident in group}
     neighbours: dict[Group, set[Group]] = {group: set() for group in groups}
@@ -46,8 +52,8 @@ class TieredNetwork:
     """The layout of boxes and tiers of switches; `build_picture` returns it.
 
     `facing_up` are the pictures of the boxes with their network side up, `facing_down` with it
-    down. `names` has the title of each group of switches, `cables` all cables with a switch at an
-    end. `gap` is the room between boxes in pixels.
+    down. `tiers` are from `find_tiers`. `names` has the title of each group of switches, `cables`
+    all cables with a switch at an end. `gap` is the room between boxes in pixels.
     """
 
     def __init__(

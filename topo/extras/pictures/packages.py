@@ -1,4 +1,8 @@
-"""Packages of two GPUs, such as both dies of an MI250, which pictures keep together."""
+"""Packages of two GPUs, such as both dies of an MI250, which pictures keep together.
+
+GPUs are numbered by their position in the picture's order; a pair has the smaller number first. A
+cable stands for the links of one kind between two devices, of both directions if these are equal.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +38,10 @@ def find_packages(inside: Mapping[Cable, Pair]) -> list[Pair]:
 
 
 def arrange_packages(packages: Sequence[Pair], pairs: frozenset[Pair]) -> Arrangement:
-    """Arrange packages so that linked ones are close, the dies of each side by side."""
+    """Return a point for each GPU, so that linked packages are close, and dies side by side.
+
+    `packages` are from `find_packages`; `pairs` are all linked pairs of GPUs.
+    """
     of_gpu = {gpu: number for number, package in enumerate(packages) for gpu in package}
     between = Counter(
         (min(ends), max(ends)) for a, b in pairs if len(ends := {of_gpu[a], of_gpu[b]}) == 2

@@ -1,4 +1,7 @@
-"""Draw the part of a topology that fits on a page or in a notebook."""
+"""Draw the part of a topology that fits on a page or in a notebook.
+
+A box is a group of devices that are connected without the network, such as a server.
+"""
 
 import re
 

@@ -1,6 +1,7 @@
 """Shapes, wires and frames of a picture, which `layout` places.
 
-All sizes are in pixels.
+All sizes are in pixels. A cable stands for the links of one kind between two devices, of both
+directions if these are equal; else it is `directed`, one for each direction.
 """
 
 from __future__ import annotations

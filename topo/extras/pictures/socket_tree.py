@@ -1,4 +1,7 @@
-"""Lay out a box with sockets and PCIe: a tree from the sockets down to a row of GPUs and NICs."""
+"""Lay out a box with sockets and PCIe: a tree from the sockets down to a row of GPUs and NICs.
+
+A cable stands for the links of one kind between two devices, of both directions if these are equal.
+"""
 
 import math
 from collections import defaultdict

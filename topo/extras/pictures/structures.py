@@ -1,7 +1,7 @@
 """Arrange directly connected GPUs so that a reader recognizes rings, grids, cubes and more.
 
-Structures are recognized by their links alone. Coordinates are in units of the distance between
-neighbours; y grows downwards.
+Structures are recognized by their links alone. GPUs are numbered from 0. Coordinates are in units
+of the distance between neighbours; y grows downwards.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Draw a topology as SVG, without any dependency.
 
-A wire's colour shows its link kind, its width the bandwidth. The legend explains both, so that
-wires need no labels.
+A wire is the line that is drawn for a cable, the links of one kind between two devices. Its colour
+shows the kind, its width the bandwidth. The legend explains both, so that wires need no labels.
 """
 
 import math
@@ -51,7 +51,10 @@ _THINNEST, _THICKEST = 1.6, 6.5  # pixels
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as an SVG document; if hosts are too wide, equal ones appear once."""
+    """Return the topology as an SVG document; if hosts are too wide, equal ones appear once.
+
+    The summary in the picture then says what was left out.
+    """
     shown, picture = _choose_part(topology)
     classes = Counter[Cable]()  # how many cables look like one without ends
     for wire in picture.wires:
