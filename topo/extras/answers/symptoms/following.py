@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import HANGS, NCCL, TORCH
+from .common import HANGS, NCCL, TORCH, VLLM
 
 # Details without which NCCL's error says only what kind of call failed.
 _DETAILS = (r"NCCL WARN", r"Last error:\s*\n?\s*\S")
@@ -18,7 +18,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"|Socket recv failed while polling|ncclRemoteError"
                     r"|remote process exited or there was a network error"
                     r"|NCCL communicator was aborted"
-                    r"|Call to recv from \S+ failed|[Bb]roken pipe",
+                    r"|Call to recv from \S+ failed|[Bb]roken pipe"
+                    r"|TCPStore server has shut down too early|Connection was likely closed",
                 )
             ),
         ),
@@ -30,7 +31,15 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "watchdog",
-        (When((HANGS,)),),
+        (
+            When((HANGS,)),
+            When(
+                (
+                    r"failed to pass monitoredBarrier|due to a collective timeout from"
+                    r"|detected a collective timeout",
+                )
+            ),
+        ),
         "a collective did not end in time; that is rarely the network: most often a rank did not "
         "call it, since it failed, waits elsewhere, or takes another branch",
         "find the rank that does not name this call (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 writes what "
@@ -46,6 +55,26 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "try NCCL_P2P_DISABLE=1",
         "low",
         "https://github.com/QwenLM/Qwen3-VL/issues/1793",
+    ),
+    Symptom(
+        "rendezvous-closed",
+        (When((r"RendezvousClosedError",)),),
+        "this host wants to join again a rendezvous that has ended, as another host's launcher "
+        "has failed, was ended or is done",
+        "look into the logs of the other hosts for what ended first; give a new start a new "
+        "--rdzv-id",
+        "low",
+        f"{TORCH}147064",
+    ),
+    Symptom(
+        "store-wait",
+        (When((r"wait timeout after \d+ ?ms",)),),
+        "a rank waited in the store for what another one was to write: that one has failed, is "
+        "late, or was not started",
+        "look into the logs of the other ranks, rank 0 first, for who failed or hangs; see that "
+        "all hosts started, and raise the timeout where loading or saving takes longer",
+        "low",
+        f"{VLLM}12526",
     ),
     Symptom(
         "system-error",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import HANGS, NCCL, VLLM
+from .common import HANGS, NCCL, TESTS, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -122,6 +122,26 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "ACS off and the IOMMU to passthrough in BIOS and kernel, and update the driver",
         "low",
         f"{NCCL}631",
+    ),
+    Symptom(
+        "bar-mapping",
+        (When((r"mapping of buffer object failed|cudaErrorMapBufferObjectFailed",)),),
+        "the driver cannot map one GPU's memory for another over PCIe; found with drivers changed "
+        "to give GeForce P2P, where the BAR does not span the memory, or models are mixed",
+        "switch Resizable BAR and Above 4G decoding on in the BIOS (nvidia-smi -q shows BAR1), and "
+        "the IOMMU off; else use the stock driver, or NCCL_P2P_DISABLE=1",
+        "medium",
+        "https://github.com/tinygrad/open-gpu-kernel-modules/issues/16",
+    ),
+    Symptom(
+        "wrong-values",
+        (When((r"Out of bounds values ?: [1-9]\d* FAILED",)),),
+        "data change on the way between GPUs: P2P or GPUDirect RDMA through ACS or the IOMMU, a "
+        "faulty GPU or link, or a fault of this version of NCCL",
+        "try NCCL_P2P_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, pairs of GPUs, and another version of "
+        "NCCL; what makes it right names the part; topo-probe --check looks for ACS and the IOMMU",
+        "low",
+        f"{TESTS}131",
     ),
     Symptom(
         "vgpu-library",

@@ -61,6 +61,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1005",
     ),
     Symptom(
+        "cuda-compat",
+        (When((r"unsupported display driver / cuda driver combination",)),),
+        "the libcuda that is loaded is not of the host's driver: an image's own one for newer CUDA "
+        "(/usr/local/cuda/compat) that does not support this GPU or driver, or a driver that was "
+        "updated without a reboot",
+        "take the compat directory out of LD_LIBRARY_PATH and /etc/ld.so.conf.d of the image, or "
+        "update the driver; reboot after an update",
+        "high",
+        "https://github.com/NVIDIA/nvidia-docker/issues/1256",
+    ),
+    Symptom(
         "kernel-not-built",
         (
             When(
@@ -91,6 +102,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "it fails only after NCCL's start, try another release of NCCL",
         "medium",
         f"{TORCH}164402",
+    ),
+    Symptom(
+        "nccl-too-old",
+        (When((r"ncclMaxSharedMem \d+ exceeds device/fn maxSharedMem \d+",)),),
+        "this NCCL wants more shared memory per kernel than the GPU has, as versions before 2.26 "
+        "do on GeForce RTX 50 and RTX PRO Blackwell, so its kernels do not start",
+        "use NCCL 2.26.2 or later (pip install -U nvidia-nccl-cu12), and see which libnccl.so is "
+        "loaded",
+        "high",
+        f"{NCCL}1637",
     ),
     Symptom(
         "rccl-gfx12",
@@ -135,7 +156,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"no CUDA-capable device is detected|No (?:CUDA|HIP) GPUs are available"
-                    r"|hipErrorInvalidDevice\b|hipErrorNoDevice|no ROCm-capable device is detected",
+                    r"|hipErrorInvalidDevice\b|hipErrorNoDevice|no ROCm-capable device is detected"
+                    r"|ProcessGroupNCCL is only supported with GPUs, no GPUs found",
                 )
             ),
         ),
@@ -146,6 +168,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "group of /dev/dri/render*",
         "medium",
         f"{TESTS}30",
+    ),
+    Symptom(
+        "container-lost-gpus",
+        (When((r"Failed to initialize NVML: Unknown Error",)),),
+        "a running container has lost its right to the GPUs: systemd reloaded its units "
+        "(systemctl daemon-reload, an update) and set the container's devices anew without them",
+        "start the container anew; for good give it the devices (--device=/dev/nvidia0 ... or "
+        "CDI), use cgroupfs as Docker's driver, or create links (nvidia-ctk system "
+        "create-dev-char-symlinks --create-all)",
+        "medium",
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
     ),
     Symptom(
         "gpu-exclusive",
@@ -208,6 +241,23 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "/dev/nvidia-caps-imex-channels/channel0; NCCL_MNNVL_ENABLE=0 does without that fabric",
         "high",
         f"{NCCL}1647",
+    ),
+    Symptom(
+        "fabric-handle",
+        (
+            When(
+                (
+                    r"cuMemCreate[^\n]{0,200}(?:not permitted|NOT_PERMITTED)"
+                    r"|NOT_PERMITTED[^\n]{0,200}cuMemCreate",
+                )
+            ),
+        ),
+        "memory that can be shared over an NVLink fabric is asked for and refused: the container "
+        "has no IMEX channel, or the GPUs have no fabric",
+        "give the container /dev/nvidia-caps-imex-channels/channel0 (nvidia-modprobe makes it), or "
+        "do without such memory where GPUs have no fabric (NCCL_MNNVL_ENABLE=0)",
+        "medium",
+        "https://github.com/microsoft/mscclpp/issues/467",
     ),
     Symptom(
         "fabric-not-ready",

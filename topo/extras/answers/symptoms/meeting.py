@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL, TORCH
+from .common import NCCL, TESTS, TORCH
 
 # What NCCL and torch say of a peer that cannot be reached.
 _UNREACHED = (
@@ -79,6 +79,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "hosts, and run containers with the host's network (--network host)",
         "high",
         f"{NCCL}929",
+    ),
+    Symptom(
+        "link-local",
+        (When((r"[Cc]onnect(?:ed|ion)? to (?:\[?fe80:|169\.254\.)\S* (?:failed|returned)",)),),
+        "a rank offers an address that holds on one link alone (fe80::, 169.254.), as its "
+        "interface has no other or the wrong one was taken",
+        "set NCCL_SOCKET_IFNAME to the interface with the hosts' routed addresses, and "
+        "NCCL_SOCKET_FAMILY=AF_INET, or give the interface an address",
+        "medium",
+        f"{NCCL}975",
     ),
     Symptom(
         "bridge-interface",
@@ -162,6 +172,53 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{TORCH}105782",
     ),
     Symptom(
+        "host-ip",
+        (When((r"Every node should have a unique IP address",)),),
+        "vLLM finds as many addresses as hosts, not one for each: VLLM_HOST_IP is the same on "
+        "several hosts, or a host with several NICs shows more than one",
+        "set VLLM_HOST_IP on each host to its own address between the hosts, before Ray starts, "
+        "and the same as ray start --node-ip-address",
+        "high",
+        "https://github.com/vllm-project/vllm/pull/43095",
+    ),
+    Symptom(
+        "mpi-daemons",
+        (
+            When(
+                (
+                    r"ORTE was unable to reliably start one or more daemons"
+                    r"|PRTE has lost communication with a remote daemon"
+                    r"|ssh: connect to host \S+ port \d+: |Host key verification failed"
+                    r"|ssh: Could not resolve hostname",
+                )
+            ),
+        ),
+        "the launcher (mpirun, deepspeed) cannot start processes on another host by ssh: a name "
+        "that does not resolve, a login that is refused, or other paths of MPI there",
+        "make ssh HOST true work from the first host to each one without a question (in Kubernetes "
+        "wait until the workers run), with the same MPI in the same place (mpirun --prefix)",
+        "high",
+        f"{TESTS}299",
+    ),
+    Symptom(
+        "mpi-slots",
+        (When((r"not enough slots available in the system",)),),
+        "mpirun is asked for more processes than its hosts have slots; a host that is named "
+        "without a number has one",
+        "give the number of GPUs: slots=8 in the hostfile, or --host h1:8,h2:8",
+        "high",
+        f"{TESTS}21",
+    ),
+    Symptom(
+        "mpi-without-pmi",
+        (When((r"OMPI was not built with SLURM's PMI support",)),),
+        "srun starts the processes, but this Open MPI cannot learn from Slurm who the others are",
+        "start by mpirun inside the allocation, or by srun --mpi=pmix with an Open MPI built for "
+        "it (srun --mpi=list names what Slurm offers)",
+        "high",
+        "https://github.com/NVIDIA/deepops/issues/1103",
+    ),
+    Symptom(
         "rank-count",
         (
             When(
@@ -218,6 +275,69 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "the logs of the hosts that are missing",
         "high",
         "https://github.com/pytorch/pytorch/pull/111805",
+    ),
+    Symptom(
+        "store-barrier",
+        (
+            When(
+                (
+                    r"store.based barrier[^\n]{0,120}world_size=\d+, "
+                    r"(?:worker_count|num_workers_joined)=\d+",
+                ),
+                (r"Completed store-based barrier|Init COMPLETE",),
+            ),
+        ),
+        "another number of ranks meet than the world size says: fewer, as some have not started or "
+        "make other groups; more, as a second launch or an earlier one uses the same port or file",
+        "compare world_size with worker_count; too few: look into the logs of those that are "
+        "missing; too many: one launcher per host, a fresh port, and delete the file of file://",
+        "medium",
+        "https://github.com/NVIDIA/Megatron-LM/issues/782",
+    ),
+    Symptom(
+        "rendezvous-short",
+        (When((r"RendezvousTimeoutError",)),),
+        "fewer hosts than --nnodes says have joined torchrun's rendezvous in time",
+        "start torchrun on all hosts with the same --nnodes, --rdzv-id and --rdzv-endpoint (a name "
+        "or address that each of them reaches); give slow starts longer by --rdzv-conf "
+        "join_timeout=1800",
+        "medium",
+        "https://github.com/ymcui/Chinese-LLaMA-Alpaca-2/issues/274",
+    ),
+    Symptom(
+        "not-launched",
+        (
+            When(
+                (
+                    r"environ(?:ment)? variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|"
+                    r"LOCAL_RANK) expected, but not set"
+                    r"|KeyError: '(?:LOCAL_RANK|RANK|WORLD_SIZE)'",
+                )
+            ),
+        ),
+        "the program was started alone and not by a launcher, which tells each process its rank",
+        "start it by torchrun --nproc-per-node=GPUS program.py (or accelerate launch, deepspeed), "
+        "or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT",
+        "high",
+        f"{TORCH}39832",
+    ),
+    Symptom(
+        "libuv",
+        (When((r"use_libuv was requested but PyTorch was buil[dt] without libuv",)),),
+        "torch's store wants libuv since 2.4, and its builds for Windows have none",
+        "set USE_LIBUV=0 before the start (torchrun itself may not heed it: start the program "
+        "without it), use WSL2, or a build of torch with libuv",
+        "high",
+        f"{TORCH}139990",
+    ),
+    Symptom(
+        "gloo-device",
+        (When((r"makeDeviceForHostname\(\): unsupported gloo device",)),),
+        "gloo cannot make its device, which is a fault of torch 2.8 and 2.9 on Windows",
+        "use torch 2.7.1 or a build from 2026 on, or set GLOO_SOCKET_IFNAME with MASTER_ADDR and "
+        "MASTER_PORT; with one GPU start without torch.distributed",
+        "medium",
+        f"{TORCH}150381",
     ),
     Symptom(
         "id-not-told",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL, TESTS, TORCH
+from .common import NCCL, TESTS, TORCH, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -136,6 +136,58 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1589",
     ),
     Symptom(
+        "bus-error",
+        (
+            When(
+                (
+                    r"exits with return code = -7\b|exitcode ?[:=] ?-7\b|Signal 7 \(SIGBUS\)"
+                    r"|Caught signal 7 \(Bus error|[Uu]nexpected bus error encountered in worker"
+                    r"|killed by signal: Bus error",
+                )
+            ),
+        ),
+        "a process used memory behind which there is none: mostly /dev/shm is full, which in a "
+        "container has 64 MiB unless it asks for more; seldom a file that was cut, or a file "
+        "system over the network",
+        "start the container with --shm-size=8g or --ipc=host (in Kubernetes an emptyDir with "
+        "medium: Memory at /dev/shm), and watch df -h /dev/shm while it runs",
+        "medium",
+        "https://github.com/deepspeedai/DeepSpeed/issues/4002",
+    ),
+    Symptom(
+        "ptrace-forbidden",
+        (
+            When(
+                (
+                    r"pidfd_getfd(?:\([^)\n]*\))?[^\n]{0,40}"
+                    r"(?:Operation not permitted|Permission denied)",
+                )
+            ),
+        ),
+        "a rank may not take over another one's handle of GPU memory (expandable segments, "
+        "symmetric memory): the container, or the kernel's ptrace_scope, forbids it",
+        "start the container with --cap-add=SYS_PTRACE, or set sysctl kernel.yama.ptrace_scope=0; "
+        "else leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out",
+        "high",
+        "https://github.com/flashinfer-ai/flashinfer/issues/2394",
+    ),
+    Symptom(
+        "rccl-ipc",
+        (
+            When(
+                (
+                    r"hipIpcGetMemHandle[^\n]{0,60}invalid argument"
+                    r"|IPC memory creation failed for memory",
+                )
+            ),
+        ),
+        "ROCm cannot share a GPU's memory between processes; found with "
+        "HSA_ENABLE_IPC_MODE_LEGACY=1, which images of vLLM for ROCm set",
+        "unset HSA_ENABLE_IPC_MODE_LEGACY (or set it to 0); NCCL_P2P_DISABLE=1 does without",
+        "medium",
+        "https://github.com/ROCm/rocm-systems/issues/2209",
+    ),
+    Symptom(
         "memlock",
         (
             When(
@@ -168,5 +220,23 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "--ulimit nofile=65536 for containers; lower NCCL_NSOCKS_PERTHREAD if it was raised",
         "high",
         f"{NCCL}550",
+    ),
+    Symptom(
+        "process-limit",
+        (
+            When(
+                (
+                    r"pthread_create(?:\(\))? failed[^\n]{0,80}Resource temporarily unavailable"
+                    r"|fork: (?:retry: )?Resource temporarily unavailable"
+                    r"|RuntimeError: can't start new thread",
+                )
+            ),
+        ),
+        "the limit of processes and threads is reached: the user's (ulimit -u), or the container's "
+        "(pids)",
+        "raise it: ulimit -u (limits.conf), --pids-limit=-1 for Docker and Podman; or start fewer "
+        "threads (OMP_NUM_THREADS, OPENBLAS_NUM_THREADS, workers of the data loader)",
+        "high",
+        f"{VLLM}13354",
     ),
 )

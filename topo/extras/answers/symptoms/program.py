@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL
+from .common import NCCL, TORCH, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -14,7 +14,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"Detected mismatch between collectives on ranks|Mismatched collective detected"
                     r"|collective mismatch error|Error type: (?:SIZE_OR_SYNTAX|COLLECTIVE_TYPE)_MIS"
                     r"|Communicator ranks have different \w+ operation counts"
-                    r"|COLL_SIZE_MISMATCH",
+                    r"|COLL_SIZE_MISMATCH|op\.preamble\.length <= op\.nbytes"
+                    r"|Received data size doesn't match expected size",
                 )
             ),
         ),
@@ -49,6 +50,99 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "call torch.cuda.set_device(LOCAL_RANK), and pass device_id to init_process_group",
         "low",
         "https://github.com/pytorch/pytorch/pull/134617",
+    ),
+    Symptom(
+        "forked",
+        (When((r"Cannot re-initialize CUDA in forked subprocess",)),),
+        "a process that had used CUDA forked, and the child cannot use it",
+        "start processes by spawn (multiprocessing.set_start_method, vLLM: "
+        "VLLM_WORKER_MULTIPROC_METHOD=spawn) under if __name__ == '__main__', and call nothing of "
+        "torch.cuda before",
+        "high",
+        f"{VLLM}7151",
+    ),
+    Symptom(
+        "cpu-tensor",
+        (
+            When(
+                (
+                    r"Tensors must be CUDA and dense"
+                    r"|No backend type associated with device type cpu",
+                )
+            ),
+        ),
+        "a collective is called with a tensor in the host's memory, and the process group has NCCL "
+        "alone, which needs tensors on GPUs",
+        "move the tensor to the GPU of the rank, or make the group for both kinds: "
+        'init_process_group("cpu:gloo,cuda:nccl")',
+        "high",
+        "https://github.com/rwth-i6/returnn/pull/1740",
+    ),
+    Symptom(
+        "unused-parameters",
+        (When((r"Expected to have finished reduction in the prior iteration",)),),
+        "parameters got no gradient in a step, so DistributedDataParallel waits for them: a part "
+        "of the model was not used, or an output does not enter the loss",
+        "let all outputs enter the loss, or pass find_unused_parameters=True; "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the parameters",
+        "high",
+        f"{TORCH}43259",
+    ),
+    Symptom(
+        "ready-twice",
+        (When((r"Expected to mark a variable ready only once",)),),
+        "a parameter is used more than once in a step, which DistributedDataParallel does not "
+        "allow: most often gradient checkpointing with reentrant backward passes",
+        "call checkpoint with use_reentrant=False (gradient_checkpointing_kwargs), or "
+        "DistributedDataParallel with static_graph=True",
+        "high",
+        "https://github.com/modelscope/ms-swift/issues/3171",
+    ),
+    Symptom(
+        "no-group",
+        (When((r"Default process group (?:has not been|is not) initialized",)),),
+        "something calls a collective in a process that has joined no group: often a layer for "
+        "several GPUs (SyncBatchNorm) in a run with one",
+        "start by the launcher and call init_process_group first, or replace such layers where one "
+        "GPU is used (SyncBN by BN)",
+        "high",
+        "https://github.com/open-mmlab/mmsegmentation/issues/809",
+    ),
+    Symptom(
+        "extension-lock",
+        (
+            When((r"torch/utils/file_baton\.py",)),
+            When(
+                (r"Using \S+torch_extensions\S* as PyTorch extensions root",),
+                (
+                    r"Loading extension module|Time to load|Building extension module"
+                    r"|No modifications detected|Emitting ninja|Detected CUDA files",
+                    r"[A-Z]\w+Error\b|NCCL WARN|terminate called",
+                ),
+            ),
+        ),
+        "DeepSpeed waits for the lock of an extension that another process is to build; a run that "
+        "was ended leaves it",
+        "end all processes of the job, delete the directory torch_extensions (~/.cache, or "
+        "TORCH_EXTENSIONS_DIR), and start again; on several hosts keep it off shared storage",
+        "medium",
+        "https://github.com/huggingface/transformers/issues/26015",
+    ),
+    Symptom(
+        "hangup",
+        (
+            When(
+                (
+                    r"SignalException: Process \d+ got signal: 1\b|closing signal SIGHUP"
+                    r"|Received (?:1|Signals\.SIGHUP) death signal",
+                )
+            ),
+        ),
+        "the terminal or ssh session of the launcher was closed, and torchrun ends its workers at "
+        "that signal (SIGHUP), also under nohup",
+        "run it in tmux or screen, by setsid, or as a job of the job manager",
+        "high",
+        f"{TORCH}76894",
     ),
     Symptom(
         "mnnvl-healthy",

@@ -114,10 +114,19 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}905",
     ),
     Symptom(
+        "nic-fault",
+        (When((r"local catastrophic error|async[^\n]{0,40}event ?: device fatal",)),),
+        "a NIC or its firmware failed while the job ran",
+        "look into dmesg (mlx5_core, health), reset the NIC (mlxfwreset) or power the host off and "
+        "on, update its firmware; leave it out by NCCL_IB_HCA until then",
+        "high",
+        f"{NCCL}230",
+    ),
+    Symptom(
         "rdma-timeout",
         (
             When((_COMPLETION.format(12),)),
-            When((r"(?:IBV_WC_RETRY_EXC_ERR|transport retry counter exceeded)",)),
+            When((r"IBV_WC_RETRY_EXC_ERR|[Tt]ransport retry count(?:er)? exceeded",)),
         ),
         "a NIC got no reply from its peer in time: soon after the start the two cannot reach each "
         "other by RDMA (GID, VLAN, rails); later a link or switch drops packets, or the peer ended",
@@ -125,6 +134,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "pair; later look at link errors, PFC and ECN; NCCL_IB_TIMEOUT=22 bridges short failures",
         "high",
         f"{NCCL}426",
+    ),
+    Symptom(
+        "gid-changed",
+        (When((r"GID table change",)),),
+        "the addresses (GIDs) of a NIC's port changed while the job ran: its link went down and "
+        "came back, or something set its IP address anew (DHCP, NetworkManager, a bond); NCCL goes "
+        "on with the old one",
+        "look into dmesg and the log of the network service for what changed it, give the NICs "
+        "fixed addresses, and start the job anew; update NCCL",
+        "medium",
+        f"{NCCL}394",
     ),
     Symptom(
         "efa-missing",
@@ -144,6 +164,25 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "devices",
         "high",
         f"{NCCL}229",
+    ),
+    Symptom(
+        "efa-group",
+        (
+            When(
+                (
+                    r"[Uu]nresponsive receiver|prov_err: Not a directory"
+                    r"|NET/OFI [^\n]{0,160}completed with error[^\n]{0,80}"
+                    r"(?:No route to host|err: 113|RC: 113)",
+                )
+            ),
+        ),
+        "an EFA peer does not answer: most often the security group does not allow all traffic "
+        "from and to itself, or the instances are in different subnets; else the peer's process "
+        "has ended",
+        "add to the security group, inbound and outbound, all traffic with the group itself as "
+        "source and destination; then look for a rank that ended first",
+        "medium",
+        "https://github.com/aws/aws-ofi-nccl/issues/156",
     ),
     Symptom(
         "tcp-only",
@@ -192,5 +231,32 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "the open kernel modules, with which DMA-BUF works",
         "medium",
         f"{NCCL}1510",
+    ),
+    Symptom(
+        "ibgda",
+        (
+            When(
+                (
+                    r"cudaHostRegister with IoMemory failed|cannot allocate mlx5dv_devx_uar"
+                    r"|GPU cannot map UAR of device|init failed for transport: IBGDA",
+                )
+            ),
+        ),
+        "NVSHMEM (DeepEP) lets GPUs drive the NIC (IBGDA), and this GPU may not map the NIC's "
+        "registers: the driver's options for it are not set, or the container has no right to it",
+        "set NVreg_EnableStreamMemOPs=1 and NVreg_RegistryDwords=PeerMappingOverride=1 for the "
+        "module nvidia and reboot; start the container with --privileged and /dev/infiniband",
+        "medium",
+        "https://github.com/sgl-project/sglang/issues/12533",
+    ),
+    Symptom(
+        "rdma-flushed",
+        (When((_COMPLETION.format(5),)), When((_COMPLETION.format("IBV_WC_WR_FLUSH_ERR"),))),
+        "a connection between two NICs had failed before this: its requests are dropped one by "
+        "one, and the first error, here or at the peer, names the cause",
+        "find the first error by time on both hosts (status 4, 10, 12; a port or process that "
+        "ended); if all have 5, check that ACS is off and update the host's and NIC's firmware",
+        "low",
+        f"{NCCL}1353",
     ),
 )

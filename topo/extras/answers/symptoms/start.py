@@ -71,6 +71,53 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1748",
     ),
     Symptom(
+        "net-missing",
+        (
+            When(
+                (
+                    r"Failed to initialize any NET plugin|NET/gIB ?: No device found"
+                    r"|NCCL WARN Error: network \S[^\n]{0,40} not found",
+                )
+            ),
+        ),
+        "NCCL is told which network to use (NCCL_NET, often by the image of a cloud), and that one "
+        "finds no device here, or its plugin is not loaded",
+        "unset NCCL_NET (in the environment, /etc/nccl.conf and the script that the image sources) "
+        "or set NCCL_NET=Socket; for speed give the container the NICs and the plugin's library",
+        "medium",
+        "https://github.com/NVIDIA-NeMo/Automodel/pull/3843",
+    ),
+    Symptom(
+        "ofi-tuner",
+        (When((r"NCCL WARN NET/OFI The tuner plugin can not be loaded when explicitly",)),),
+        "the tuner of aws-ofi-nccl before 1.17 refuses to start where NCCL_ALGO or NCCL_PROTO is "
+        "set, also by the plugin itself where EFA has no RDMA",
+        "update aws-ofi-nccl to 1.17 or later; else unset NCCL_ALGO and NCCL_PROTO, or set "
+        "NCCL_TUNER_PLUGIN to none",
+        "high",
+        "https://github.com/aws/aws-ofi-nccl/issues/982",
+    ),
+    Symptom(
+        "no-algorithm",
+        (When((r"no algorithm/protocol available",)),),
+        "NCCL_ALGO or NCCL_PROTO leave nothing that this collective could use: there is no tree "
+        "for Broadcast, and CollNet needs SHARP",
+        "unset NCCL_ALGO and NCCL_PROTO (also in /etc/nccl.conf), or name what each collective has "
+        "(NCCL_ALGO=Ring,Tree)",
+        "medium",
+        f"{NCCL}317",
+    ),
+    Symptom(
+        "pci-path",
+        (When((r"NCCL WARN Could not find real path of /sys/class/pci_bus",)),),
+        "NCCL does not find the GPU's place on PCIe in /sys, as in WSL2 and some virtual machines "
+        "and sandboxes, and old versions stop there",
+        "use NCCL 2.9 or later (a newer torch), and see that the container shows "
+        "/sys/class/pci_bus",
+        "medium",
+        f"{NCCL}573",
+    ),
+    Symptom(
         "duplicate-gpu",
         (When((r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU",)),),
         "two ranks use the same GPU",
@@ -85,7 +132,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"Test (?:CUDA|HIP) failure [^\n]{0,60}'invalid device ordinal'"
-                    r"|(?:CUDA|HIP) error: invalid device ordinal",
+                    r"|(?:CUDA|HIP) error: invalid device ordinal"
+                    r"|You requested gpus?: \[[^\n]{0,120}your machine only has: \[",
                 )
             ),
         ),
@@ -103,6 +151,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (r"transport/p2p\.cc:\d+ [^\n]{0,60}(?:Cuda|CUDA) failure (?:101 )?'invalid dev",),
                 (r"cliqueSize (?:[2-9]|\d\d)",),
             ),
+            When((r"nvmlDeviceGetHandleByPciBusId\(\) failed: Not Found",)),
         ),
         "a rank's process does not see the GPU of another rank of its host, whose memory it is to "
         "map: the job manager or the container gives each task its own GPU alone",
@@ -138,7 +187,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (
                     r"Mismatched NCCL version detected|NCCL version mismatch with remote peer"
                     r"|NCCL library is (?:too old|not backwards compatible)"
-                    r"|undefined symbol:? [\"'`]?nccl[A-Z]\w+",
+                    r"|undefined symbol:? [\"'`]?nccl[A-Z]\w+"
+                    r"|Invalid config blocking attribute value -2147483648"
+                    r"|application was compiled with too old version of NCCL",
                 )
             ),
         ),
@@ -147,6 +198,32 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "VLLM_NCCL_SO_PATH, nvidia-nccl-cu12 beside the system's)",
         "high",
         f"{TORCH}122571",
+    ),
+    Symptom(
+        "library-missing",
+        (
+            When(
+                (
+                    r"error while loading shared libraries: \S+: cannot open shared object file"
+                    r"|ImportError: lib(?:nccl|rccl|cudart|cudnn|cublas|cupti|nvshmem|mpi)"
+                    r"[\w.+-]*: cannot open shared object file",
+                )
+            ),
+        ),
+        "the program does not find a library that it was built with",
+        "add its directory to LD_LIBRARY_PATH on all hosts (mpirun -x LD_LIBRARY_PATH hands it "
+        "on), or to /etc/ld.so.conf.d; ldd PROGRAM names what is missing",
+        "high",
+        f"{TESTS}85",
+    ),
+    Symptom(
+        "nccl-not-built",
+        (When((r"Distributed package doesn't have NCCL",)),),
+        "this torch was built without NCCL, as those for Windows, macOS, CPUs and Jetson are",
+        "use the backend gloo, or a build of torch for CUDA on Linux (WSL2 on Windows): python -c "
+        '"import torch; print(torch.__version__, torch.distributed.is_nccl_available())"',
+        "high",
+        "https://github.com/meta-llama/llama3/issues/127",
     ),
     Symptom(
         "networks-differ",
