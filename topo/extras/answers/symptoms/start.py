@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL, TESTS, TORCH
+from .common import NCCL, TESTS, TORCH, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -147,6 +147,40 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "VLLM_NCCL_SO_PATH, nvidia-nccl-cu12 beside the system's)",
         "high",
         f"{TORCH}122571",
+    ),
+    Symptom(
+        "nccl-not-loaded",
+        (
+            When(
+                (
+                    r"Failed to load NCCL library from|name 'ncclGetVersion' is not defined"
+                    r"|libnccl\.so(?:\.2)?: cannot open shared object",
+                )
+            ),
+        ),
+        "the program finds no libnccl.so.2 that it can load: it is not installed, lies outside the "
+        "search path, or is for another system (glibc, architecture)",
+        "install nvidia-nccl-cu12 (or -cu13) beside torch, or name the file (VLLM_NCCL_SO_PATH, "
+        "LD_LIBRARY_PATH); ldd on it shows what it lacks",
+        "high",
+        f"{VLLM}4257",
+    ),
+    Symptom(
+        "nccl-too-old",
+        (
+            When((r"ncclMaxSharedMem \d+ exceeds device/fn maxSharedMem",)),
+            When(
+                (
+                    r"(?:NCCL version |nccl==)2\.18\.[1-5]\b",
+                    r"transport\.cc:\d+ NCCL WARN Cuda failure 'invalid argument'",
+                )
+            ),
+        ),
+        "this release of NCCL has a fault that a later one mends: 2.25.1 wants more shared memory "
+        "than a GeForce or RTX PRO of Blackwell has, 2.18.1 to 2.18.5 copy before data is there",
+        "use NCCL 2.26.2 or later (the package nvidia-nccl, or a newer torch)",
+        "medium",
+        f"{NCCL}1637",
     ),
     Symptom(
         "networks-differ",
