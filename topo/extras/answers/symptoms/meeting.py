@@ -163,7 +163,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"host=\S+ was not reachable via ssh|ssh exited with exit code 255"
                     r"|Permission denied \(publickey"
                     r"|PasswordAuthentication=no \S+ hostname' returned non-zero",
-                )
+                ),
+                (r"git@",),
             ),
         ),
         "the launcher cannot log in to a host by ssh without a password",

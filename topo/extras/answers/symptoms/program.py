@@ -89,10 +89,11 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (
-                    r"(?i)mixtral|\bmoe\b|-a\d+b\b|experts",
+                    r"(?i)mixtral|\bmoe\b|-a\d+b\b|experts\b",
                     r"(?i)zero[-_ ]?(?:stage[-_ :]*)?3|[\"']?stage[\"']?: 3\b|stage3_"
                     r"|Invalidate trace cache @ step",
-                    rf"{HANGS}|(?i:\b(?:hang|hung|stuck|freez)|timed? ?out)|卡住",
+                    rf"{HANGS}|(?i:\b(?:hang|hung|stuck|freez)|NCCL[^\n]{{0,12}} time(?:d )?out)"
+                    r"|卡住",
                 ),
                 (r"NCCL WARN|No route|Connection refused",),
             ),
