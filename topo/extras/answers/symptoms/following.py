@@ -30,6 +30,45 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}795",
     ),
     Symptom(
+        "ray-worker-died",
+        (
+            When(
+                (
+                    r"Worker exit type: SYSTEM_ERROR"
+                    r"|died or was killed while executing a task by an unexpected system error",
+                ),
+                (
+                    r"[1-9]\d* Workers \(tasks / actors\) killed due to memory"
+                    r"|memory usage threshold",
+                ),
+            ),
+        ),
+        "the process of a Ray worker ended without an exception of Python: it was killed, most "
+        "often since the host's memory was full, or a library crashed",
+        "look into that worker's own log (ray logs worker-ID*, /tmp/ray/session_latest/logs) and "
+        "dmesg of its host; give the host or the container more memory",
+        "low",
+        "https://github.com/verl-project/verl/issues/472",
+    ),
+    Symptom(
+        "timeout-in-saving",
+        (
+            When(
+                (
+                    HANGS,
+                    r"(?i)\bin _?save_\w+|NCCL[^\n]{0,20} sav(?:e|ing)"
+                    r"|\b(?:when|while|during|at|before|after) [^\n]{0,12}sav(?:e|ing)\b",
+                )
+            ),
+        ),
+        "a collective did not end while a checkpoint was saved: only some ranks call what gathers "
+        "it (below if rank == 0), or one rank writes for longer than the time limit",
+        "call the saving on all ranks (save_checkpoint, state_dict are collectives with ZeRO, FSDP "
+        "and Lightning), raise the time limit, and save sharded or to faster storage",
+        "low",
+        f"{TORCH}143536",
+    ),
+    Symptom(
         "watchdog",
         (
             When((HANGS,)),

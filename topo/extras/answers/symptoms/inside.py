@@ -9,7 +9,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "acs",
         (
-            When((r"ACSCtl:\s+SrcValid\+[^\n]{0,40}ReqRedir\+",)),
+            When((r"ACSCtl:\s+SrcValid\+[^\n]{0,40}ReqRedir\+|ReqRedir\+,? CmpltRedir\+",)),
             When(findings=("acs-redirect",)),
         ),
         "ACS sends what GPUs write to each other on PCIe up to the CPU, which makes P2P slow, "
@@ -27,6 +27,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (r"(?:DMAR|AMD-Vi)[^\n]{0,60}(?:IO_PAGE_FAULT|PTE \w+ [Aa]ccess is not set|fault)",)
             ),
+            When(
+                (
+                    r"iommu: Default domain type: Translated|IOMMU[^\n]{0,30}translated mode",
+                    r"(?i)\b(?:hang|hung|stuck|freez|deadlock)",
+                    r"NCCL|RCCL|P2P|all.?reduce|tensor.parallel",
+                ),
+                (r"via NET/",),
+            ),
         ),
         "the IOMMU translates what GPUs and NICs write to each other, with which P2P hangs or is "
         "slow",
@@ -34,6 +42,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "NCCL_P2P_DISABLE=1 tells whether it is that",
         "medium",
         "https://github.com/ROCm/vllm/issues/390",
+    ),
+    Symptom(
+        "bar1-small",
+        (When((r"mapping of buffer object failed|cudaErrorMapBufferObjectFailed",)),),
+        "a GPU cannot map the memory of another one: its window on PCIe (BAR1) is smaller than its "
+        "memory (Resizable BAR is off, or a 48 GB GeForce has 32 GB), or the driver patched for "
+        "P2P does not know the card",
+        "compare BAR1 and FB totals (nvidia-smi -q -d MEMORY); turn on Above 4G Decoding and "
+        "Resizable BAR in the BIOS, use a patch for these cards, else NCCL_P2P_DISABLE=1",
+        "medium",
+        "https://github.com/tinygrad/open-gpu-kernel-modules/issues/36",
     ),
     Symptom(
         "p2p-claimed",
@@ -46,12 +65,38 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}340",
     ),
     Symptom(
+        "vm-without-p2p",
+        (
+            When(
+                (
+                    r"(?i)\b(?:qemu|kvm|proxmox|vfio|virtual machine|hypervisor|q35)\b",
+                    r"chipset (?:is )?not supported|^ *GPU\d+ +(?:(?:X|OK) +)*CNS\b"
+                    r"|\bCNS\b[^\n=]{0,40}P2P|P2P[^\n=]{0,40}\bCNS\b",
+                )
+            ),
+        ),
+        "in a virtual machine the driver does not see the way between the GPUs on PCIe, and "
+        "refuses P2P (CNS: chipset not supported), so all they send passes through the memory",
+        "name the GPUs that the host lets reach each other: x-nv-gpudirect-clique=0 of QEMU's "
+        "vfio-pci (Cloud Hypervisor: x_nv_gpudirect_clique), with the hypervisor not hidden",
+        "medium",
+        "https://github.com/noonghunna/club-3090/pull/890",
+    ),
+    Symptom(
         "p2p-none",
         (
             When(findings=("p2p-refused",)),
             When(
                 (r"P2P is disabled between connected GPUs|lacks GPU P2P capability or P2P test fa",)
             ),
+            # Of CUDA's sample p2pBandwidthLatencyTest, and of TensorRT-LLM.
+            When(
+                (
+                    r"Device=\d+ CANNOT Access Peer Device=\d+",
+                    r"(?i)\b(?:hang|hung|stuck|freez|slow|all.?reduce|NCCL)",
+                )
+            ),
+            When((r"Can't enable access between nodes \d+ and \d+",)),
             When(
                 (r"peer access is not supported between these two devices",),
                 (
@@ -122,16 +167,6 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "ACS off and the IOMMU to passthrough in BIOS and kernel, and update the driver",
         "low",
         f"{NCCL}631",
-    ),
-    Symptom(
-        "bar-mapping",
-        (When((r"mapping of buffer object failed|cudaErrorMapBufferObjectFailed",)),),
-        "the driver cannot map one GPU's memory for another over PCIe; found with drivers changed "
-        "to give GeForce P2P, where the BAR does not span the memory, or models are mixed",
-        "switch Resizable BAR and Above 4G decoding on in the BIOS (nvidia-smi -q shows BAR1), and "
-        "the IOMMU off; else use the stock driver, or NCCL_P2P_DISABLE=1",
-        "medium",
-        "https://github.com/tinygrad/open-gpu-kernel-modules/issues/16",
     ),
     Symptom(
         "wrong-values",
@@ -268,13 +303,58 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "custom-allreduce-fails",
-        (When((r"custom_all_reduce\.cuh:\d+ '?(?:invalid argument|peer access is not supp)",)),),
+        (
+            When(
+                (
+                    r"custom_all_reduce\.cuh?:\d+[^'(\n]{0,40}['(]?"
+                    r"(?:invalid argument|peer access is not supp|resource already mapped)",
+                )
+            ),
+        ),
         "the allreduce of vLLM and SGLang for small messages cannot map the memory of another "
         "rank: GPUs that do not reach each other, memory of expandable segments, or an old driver",
         "start with --disable-custom-all-reduce, with which NCCL does it; where the GPUs do reach "
         "each other, leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out",
         "medium",
         f"{VLLM}49101",
+    ),
+    Symptom(
+        "flashinfer-fusion",
+        (
+            When(
+                (
+                    r"create_allreduce_fusion_workspace|trtllm_mnnvl_(?:ar|allreduce)\b"
+                    r"|flashinfer_(?:comm_fusion|all_reduce)\.py|disable-flashinfer-allreduce-fusion"
+                    r"|(?i:flashinfer all-?reduce[^\n_=]{0,20} fusion)",
+                    r"(?i)\b(?:hang|hung|stuck|deadlock|freez)|rendezvous \("
+                    r"|No available shared memory broadcast block",
+                ),
+                (r"NCCL WARN",),
+            ),
+        ),
+        "the kernel of FlashInfer that joins allreduce and the norm after it waits for ranks that "
+        "do not come: its memory is joined over too many ranks, or ranks start it differently",
+        "switch it off (SGLang: --enforce-disable-flashinfer-allreduce-fusion; vLLM: pass_config "
+        "fuse_allreduce_rms false), or update FlashInfer and the program",
+        "medium",
+        "https://github.com/sgl-project/sglang/issues/29073",
+    ),
+    Symptom(
+        "llama-without-nccl",
+        (
+            When(
+                (
+                    r"NCCL is unavailable, multi GPU performance will be suboptimal"
+                    r"|NCCL not found, performance for multiple CUDA GPUs will be suboptimal",
+                )
+            ),
+        ),
+        "this llama.cpp was built without NCCL, so that its split by tensors is slow on several "
+        "GPUs",
+        "install NCCL with its headers (libnccl-dev) and build anew with GGML_CUDA_NCCL=ON; the "
+        "split by layers does not need it",
+        "low",
+        "https://github.com/ggml-org/llama.cpp/pull/22729",
     ),
     Symptom(
         "numa-balancing",

@@ -28,7 +28,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (
-                    r"[Uu]ncorrectable (?:NVLink|ECC) error|fallen off the bus"
+                    r"[Uu]ncorrectable (?:NVLink|ECC) error|(?:fallen|falls?) off (?:of )?the bus"
+                    r"|(?i:\bxid(?: error)?[ :#]{1,2})"
+                    r"(?:48|63|64|74|79|94|95|119|120|140|145|149|154|171)\b(?! is a GPU)"
                     r"|NVRM: Xid \([^)\n]*\): "
                     r"(?:48|63|64|74|79|94|95|119|120|140|145|149|154|171)\b"
                     r"|Unable to determine the device handle for GPU",
@@ -181,6 +183,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
     ),
     Symptom(
+        "driver-stub",
+        (When((r"CUDA driver is a stub library|CUDA_ERROR_STUB_LIBRARY|cudaErrorStubLibrary",)),),
+        "the program has loaded the toolkit's empty libcuda.so (.../lib64/stubs), which is for "
+        "linking alone, in place of the driver's",
+        "take the folder stubs out of LD_LIBRARY_PATH where it runs, and see by LD_DEBUG=libs "
+        "which libcuda.so is loaded",
+        "high",
+        "https://github.com/horovod/horovod/issues/3831",
+    ),
+    Symptom(
         "gpu-exclusive",
         (When((r"CUDA-capable device(?:s|\(s\)) (?:are|is/are) busy or unavailable",)),),
         "a GPU in the mode for one process (E. Process in nvidia-smi) is opened by a second one: "
@@ -199,6 +211,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "collective; NCCL 2.12 and older need it with torch 2.3 and later",
         "medium",
         f"{TORCH}130414",
+    ),
+    Symptom(
+        "device-assert",
+        (When((r"device-side assert triggered",)),),
+        "a kernel of the program found a wrong value, most often an index out of range (a token, a "
+        "label, a position); NCCL's watchdog only reports it, and other ranks wait for this one",
+        "look for the line with Assertion above it; run that rank with CUDA_LAUNCH_BLOCKING=1, and "
+        "compare sizes of vocabulary, labels and positions with the data",
+        "high",
+        f"{NCCL}1504",
     ),
     Symptom(
         "illegal-access",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL, TESTS, TORCH
+from .common import HANGS, NCCL, TESTS, TORCH, VLLM
 
 # What NCCL and torch say of a peer that cannot be reached.
 _UNREACHED = (
@@ -14,6 +14,11 @@ _UNREACHED = (
 # Addresses and interfaces that exist on one host alone.
 _OWN_ADDRESS = r"(?:127\.\d{1,3}\.\d{1,3}\.\d{1,3}|172\.1[78]\.\d{1,3}\.\d{1,3}|\[?::1\]?)\b"
 _OWN_INTERFACE = r"(?:docker|br-|veth|virbr|lxcbr|lxdbr|cni|flannel|cali|podman|tailscale|lo:)"
+# A store of torch in which more ranks came together than the job has.
+_TOO_MANY = (
+    r"store_based_barrier_key:\d+ \(world_size=(?:1, worker_count=[2-9]|2, worker_count=[3-9]"
+    r"|3, worker_count=[4-9]|4, worker_count=[5-9]|8, worker_count=9|[1-9], worker_count=\d\d)\b"
+)
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -49,12 +54,23 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When((rf"[Gg]loo[^\n]{{0,300}}(?:remote|local)=\[?{_OWN_ADDRESS}",)),
             When((r"Unable to resolve hostname to a \(local\) address",)),
+            When((rf"pair\.cc:\d+\] connect \[{_OWN_ADDRESS}\]",)),
         ),
         "gloo takes the address to which the host's own name resolves, and that is one which other "
         "hosts do not reach (127.0.0.1, 127.0.1.1)",
         "set GLOO_SOCKET_IFNAME to the interface between the hosts, or correct /etc/hosts",
         "high",
         "https://github.com/aws-samples/aws-do-eks/pull/69",
+    ),
+    Symptom(
+        "gloo-mesh",
+        (When((r"Gloo connectFullMesh failed with \[[^\]\n]*\] no error(?!, remote)",)),),
+        "gloo's ranks did not all reach each other: of several interfaces it took one that does "
+        "not lead to the other hosts",
+        "set GLOO_SOCKET_IFNAME on each host to the interface between the hosts (and "
+        "NCCL_SOCKET_IFNAME), open all ports between them, and raise ulimit -n for many ranks",
+        "medium",
+        f"{VLLM}13121",
     ),
     Symptom(
         "own-address",
@@ -111,6 +127,24 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "NCCL_SOCKET_IFNAME=^lo,docker,veth,br-",
         "medium",
         f"{NCCL}913",
+    ),
+    Symptom(
+        "mpi-network",
+        (
+            When(
+                (
+                    r"Open MPI failed to TCP connect to a peer"
+                    r"|Open MPI accepted a TCP connection from what appears to be"
+                    r"|unable to complete a TCP connection to another process",
+                )
+            ),
+        ),
+        "Open MPI connects its processes over interfaces of the hosts that do not lead to each "
+        "other (a container's bridge, an address that both hosts have)",
+        "name the network between the hosts: mpirun --mca btl_tcp_if_include 10.0.0.0/24 --mca "
+        "oob_tcp_if_include 10.0.0.0/24, with NCCL_SOCKET_IFNAME for NCCL",
+        "medium",
+        f"{TESTS}132",
     ),
     Symptom(
         "stranger",
@@ -173,13 +207,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "host-ip",
-        (When((r"Every node should have a unique IP address",)),),
-        "vLLM finds as many addresses as hosts, not one for each: VLLM_HOST_IP is the same on "
-        "several hosts, or a host with several NICs shows more than one",
-        "set VLLM_HOST_IP on each host to its own address between the hosts, before Ray starts, "
-        "and the same as ray start --node-ip-address",
+        (
+            When((r"Every node should have a unique IP address",)),
+            When((r"No available node types can fulfill resource request\s*\{[^}\n]*'node:",)),
+        ),
+        "vLLM takes another address of a host than that by which Ray knows it, as hosts with "
+        "several interfaces have",
+        "start Ray with --node-ip-address, and set VLLM_HOST_IP on each host to that same address "
+        "before ray start, so that the workers get it too",
         "high",
-        "https://github.com/vllm-project/vllm/pull/43095",
+        "https://github.com/eugr/spark-vllm-docker/issues/227",
     ),
     Symptom(
         "mpi-daemons",
@@ -219,12 +256,63 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/NVIDIA/deepops/issues/1103",
     ),
     Symptom(
+        "ssh-login",
+        (
+            When(
+                (
+                    r"host=\S+ was not reachable via ssh|ssh exited with exit code 255"
+                    r"|Permission denied \(publickey"
+                    r"|PasswordAuthentication=no \S+ hostname' returned non-zero",
+                ),
+                (r"git@",),
+            ),
+        ),
+        "the launcher cannot log in to a host by ssh without a password",
+        "put a key on all hosts for that user, the first one too (ssh-copy-id), accept their keys "
+        "once, and name a port other than 22 (--ssh_port); or start torchrun on each host",
+        "high",
+        "https://github.com/deepspeedai/DeepSpeed/issues/4907",
+    ),
+    Symptom(
+        "ray-too-few-gpus",
+        (
+            When(
+                (
+                    r"Total available GPUs [\d.]+ is less than total desired GPUs"
+                    r"|number of required GPUs exceeds the total number of available GPUs",
+                )
+            ),
+        ),
+        "the Ray cluster, or the placement group, has fewer GPUs than the program asks for: a host "
+        "has not joined, some are taken, or CUDA_VISIBLE_DEVICES hides them",
+        "compare ray status with the sizes asked for (verl: trainer.nnodes and n_gpus_per_node), "
+        "and start Ray on each host with its GPUs before the program",
+        "medium",
+        "https://github.com/verl-project/verl/issues/2515",
+    ),
+    Symptom(
+        "sglang-queue",
+        (
+            When(
+                (r"CustomAllreduce is disabled because this process group spans across nodes",),
+                (r"Init torch distributed ends|Load weight begin|[Ee]rror|Traceback|NCCL WARN",),
+            ),
+        ),
+        "the log ends where SGLang joins the hosts by a queue beside NCCL, at an address that it "
+        "guesses; on hosts with several interfaces that may be one that the others do not reach",
+        "set SGLANG_HOST_IP on each host to its address between the hosts, beside "
+        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+        "low",
+        "https://github.com/MiaAI-Lab/Qwen3.8-Flash-Next-Dual-DGX-Sparks/issues/3",
+    ),
+    Symptom(
         "rank-count",
         (
             When(
                 (
                     r"mismatch in rank count from procs \d+ : \d+"
-                    r"|rank \d+ of \d+ ranks has already checked in",
+                    r"|rank \d+ of \d+ ranks has already checked in"
+                    rf"|{_TOO_MANY}",
                 )
             ),
         ),
@@ -269,6 +357,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"(?:clients|workers) joined",
                 )
             ),
+            When(
+                (
+                    r"Timed out initializing process group in store based barrier on rank: \d+, "
+                    r"for key: store_based_barrier_key:1 ",
+                ),
+                (_TOO_MANY,),
+            ),
         ),
         "not all ranks have started, so the others wait in the start",
         "compare WORLD_SIZE, --nnodes and --nproc-per-node with what was started, and look into "
@@ -277,22 +372,27 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/pytorch/pytorch/pull/111805",
     ),
     Symptom(
-        "store-barrier",
+        "slow-data",
         (
             When(
                 (
-                    r"store.based barrier[^\n]{0,120}world_size=\d+, "
-                    r"(?:worker_count|num_workers_joined)=\d+",
+                    r"(?i)(?:running tokenizer on|tokenizing (?:prompts|words)|pre-?processing "
+                    r"(?:data|sequences)|(?-i:\bMap)(?: \(num_proc=\d+\))?:)[^\n]{0,60}\b\d\d? ?%"
+                    r"|main_process_first"
+                    r"|(?:during|while|in) [^\n]{0,24}(?:tokenizing|tokenization|pre-?process|"
+                    r"data processing)",
+                    rf"{HANGS}|Socket Timeout|(?i:(?:NCCL|distributed) timeout)"
+                    r"|Timeout waiting for key",
                 ),
-                (r"Completed store-based barrier|Init COMPLETE",),
+                (r"(?i)(?:tokeniz|\bMap\b)[^\n]{0,60}\b100 ?%|'loss'",),
             ),
         ),
-        "another number of ranks meet than the world size says: fewer, as some have not started or "
-        "make other groups; more, as a second launch or an earlier one uses the same port or file",
-        "compare world_size with worker_count; too few: look into the logs of those that are "
-        "missing; too many: one launcher per host, a fresh port, and delete the file of file://",
+        "one rank prepares the data, longer than the time limit, while the others wait for it in a "
+        "barrier",
+        "prepare the data in a run of its own before (axolotl preprocess, LLaMA-Factory's "
+        "tokenized_path), or raise the limit (ddp_timeout, init_process_group(timeout=...))",
         "medium",
-        "https://github.com/NVIDIA/Megatron-LM/issues/782",
+        "https://github.com/axolotl-ai-cloud/axolotl/issues/2684",
     ),
     Symptom(
         "rendezvous-short",

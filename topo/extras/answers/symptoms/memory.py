@@ -28,12 +28,23 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1235",
     ),
     Symptom(
+        "memory-unbalanced",
+        (When((r"memory capacity is unbalanced",)),),
+        "the GPUs of a tensor-parallel group have different amounts of free memory: one is used by "
+        "another process, or they are of different sizes",
+        "end what else runs on them (nvidia-smi), or take GPUs of one size",
+        "medium",
+        "https://github.com/sgl-project/sglang/issues/1533",
+    ),
+    Symptom(
         "host-memory-full",
         (
             When(
                 (
                     r"oom-kill|[Oo]ut of memory: Killed process|OOMKilled|oom_kill event"
-                    r"|Out Of Memory\.|OOM Killed",
+                    r"|Out Of Memory\.|OOM Killed"
+                    r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure"
+                    r"|exceeds the memory usage threshold of",
                 )
             ),
         ),

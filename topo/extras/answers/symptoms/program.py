@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL, TORCH, VLLM
+from .common import HANGS, NCCL, TORCH, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -62,6 +62,45 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{VLLM}7151",
     ),
     Symptom(
+        "capture-broken",
+        (
+            When(
+                (
+                    r"operation not permitted when stream is capturing"
+                    r"|failed due to a previous error during capture"
+                    r"|cudaErrorStreamCapture(?:Unsupported|Invalidated|Merge)",
+                )
+            ),
+        ),
+        "a call that a CUDA graph cannot hold was made while one was captured, here or by another "
+        "thread or device; NCCL's calls after it only report it",
+        "start without graphs to see the first error (vLLM --enforce-eager, SGLang "
+        "--disable-cuda-graph), and update torch, NCCL or RCCL",
+        "medium",
+        "https://github.com/pie-project/pie/issues/499",
+    ),
+    Symptom(
+        "zero3-experts",
+        (
+            When(
+                (
+                    r"(?i)mixtral|\bmoe\b|-a\d+b\b|experts\b",
+                    r"(?i)zero[-_ ]?(?:stage[-_ :]*)?3|[\"']?stage[\"']?: 3\b|stage3_"
+                    r"|Invalidate trace cache @ step",
+                    rf"{HANGS}|(?i:\b(?:hang|hung|stuck|freez)|NCCL[^\n]{{0,12}} time(?:d )?out)"
+                    r"|卡住",
+                ),
+                (r"NCCL WARN|No route|Connection refused",),
+            ),
+        ),
+        "with ZeRO-3 the ranks gather the experts that their own tokens need, so that they wait "
+        "for each other in different collectives",
+        "make the block of experts a leaf (deepspeed.utils.set_z3_leaf_modules(model, [ITS "
+        "CLASS])), let all experts take part in each step, or use ZeRO-2",
+        "medium",
+        "https://github.com/deepspeedai/DeepSpeed/issues/5066",
+    ),
+    Symptom(
         "cpu-tensor",
         (
             When(
@@ -113,7 +152,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When((r"torch/utils/file_baton\.py",)),
             When(
-                (r"Using \S+torch_extensions\S* as PyTorch extensions root",),
+                (r"as PyTorch extensions root\.\.\.",),
                 (
                     r"Loading extension module|Time to load|Building extension module"
                     r"|No modifications detected|Emitting ninja|Detected CUDA files",
@@ -127,6 +166,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "TORCH_EXTENSIONS_DIR), and start again; on several hosts keep it off shared storage",
         "medium",
         "https://github.com/huggingface/transformers/issues/26015",
+    ),
+    Symptom(
+        "engine-not-ready",
+        (When((r"Timed out waiting for engine(?:s to send| core processes to start)",)),),
+        "vLLM's engine was not ready in time (600 s): large weights from slow storage, kernels "
+        "that are compiled at the first start, or workers that hang",
+        "set VLLM_ENGINE_READY_TIMEOUT_S=3600, and see whether the workers' log goes on; if it "
+        "stands still, look there",
+        "medium",
+        "https://github.com/vllm-project/vllm/pull/35616",
     ),
     Symptom(
         "hangup",

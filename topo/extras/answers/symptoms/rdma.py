@@ -76,7 +76,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"(?:ibv_)?modify_qp failed[^\n]{0,40}(?:timed out|unreachable|No route)"
-                    r"|[Ff]ailed to modify QP to RTR: (?:Connection timed out|Network is unr)",
+                    r"|[Ff]ailed to modify QP to RTR\b[^\n]{0,8}"
+                    r"(?:Connection timed out|Network is unr)"
+                    r"|ibrc\.cpp:\d+: non-zero status: 110\b",
                 )
             ),
         ),
@@ -164,6 +166,67 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "devices",
         "high",
         f"{NCCL}229",
+    ),
+    Symptom(
+        "rdma-userspace",
+        (
+            When(
+                (
+                    r"no userspace device-specific driver found"
+                    r"|version .?IBVERBS_PRIVATE_\d+.? not found",
+                )
+            ),
+        ),
+        "libibverbs has no driver for the NICs in this image, or one of another version, so that "
+        "no RDMA device is found",
+        "install rdma-core (ibverbs-providers), or the NIC's own software, in one version in the "
+        "image, and mount no single libraries of the host into it; ibv_devinfo shows the result",
+        "medium",
+        "https://github.com/bytedance/byteps/issues/313",
+    ),
+    Symptom(
+        "nvshmem-peermem",
+        (When((r"neither nv_peer_mem,? or nvidia_peermem detected",)),),
+        "NVSHMEM (DeepEP) finds no nvidia_peermem, without which it uses no NIC: it is not loaded, "
+        "or it is and this NVSHMEM looks for files that it does not make",
+        "modprobe nvidia_peermem on the host, not the older nv_peer_mem; if lsmod shows it, use "
+        "DeepEP's patch of NVSHMEM or a later NVSHMEM",
+        "medium",
+        "https://github.com/deepseek-ai/DeepEP/pull/151",
+    ),
+    Symptom(
+        "nvshmem-ibgda",
+        (
+            When(
+                (
+                    r"cannot allocate buffer on the specified memory type"
+                    r"|mlx5dv_devx_umem_reg(?:_ex)? failed",
+                )
+            ),
+        ),
+        "NVSHMEM cannot register a GPU's memory for sends that GPUs start themselves (IBGDA, "
+        "DeepEP's low latency): nvidia_peermem or an option of the driver is missing",
+        "load nvidia_peermem in place of nv_peer_mem, set NVreg_EnableStreamMemOPs=1 and "
+        'NVreg_RegistryDwords="PeerMappingOverride=1;" for the driver, and reboot',
+        "medium",
+        "https://github.com/deepseek-ai/DeepEP/issues/36",
+    ),
+    Symptom(
+        "nvshmem-start",
+        (
+            When(
+                (
+                    r"init failed for (?:remote )?transport"
+                    r"|nvshmem (?:detect topo|setup connections) failed",
+                )
+            ),
+        ),
+        "NVSHMEM (DeepEP) finds no RDMA with which it can start, or its NICs do not reach each "
+        "other; the first lines above it say which",
+        "set NVSHMEM_HCA_LIST to the NICs that are up and NVSHMEM_IB_GID_INDEX as for NCCL; see "
+        "nvidia_peermem and the driver's options for IBGDA, and try ib_write_bw between the hosts",
+        "low",
+        "https://github.com/deepseek-ai/DeepEP/issues/55",
     ),
     Symptom(
         "efa-group",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL, TESTS, TORCH
+from .common import NCCL, TESTS, TORCH, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -198,6 +198,23 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "VLLM_NCCL_SO_PATH, nvidia-nccl-cu12 beside the system's)",
         "high",
         f"{TORCH}122571",
+    ),
+    Symptom(
+        "nccl-not-loaded",
+        (
+            When(
+                (
+                    r"Failed to load NCCL library from|name 'ncclGetVersion' is not defined"
+                    r"|libnccl\.so(?:\.2)?: cannot open shared object",
+                )
+            ),
+        ),
+        "the program finds no libnccl.so.2 that it can load: it is not installed, lies outside the "
+        "search path, or is for another system (glibc, architecture)",
+        "install nvidia-nccl-cu12 (or -cu13) beside torch, or name the file (VLLM_NCCL_SO_PATH, "
+        "LD_LIBRARY_PATH); ldd on it shows what it lacks",
+        "high",
+        f"{VLLM}4257",
     ),
     Symptom(
         "library-missing",
