@@ -130,7 +130,7 @@ class HostCabling:
                 return False
             return True
 
-        with ThreadPoolExecutor(len(joints)) as pool:
+        with ThreadPoolExecutor(max(1, len(joints))) as pool:
             return [
                 (facts.name_port(joint.own), facts.name_port(joint.other), works)
                 for joint, works in zip(joints, pool.map(answers, joints), strict=True)

@@ -102,7 +102,7 @@ class Network:
     def mend(self, a: str, b: str) -> None:
         """Restore a cut cable between two devices, given by id; raise KeyError if there is none."""
         self._change_ends(a, b, "ip", lambda name: f"link set {name} up")
-        # The kernel has dropped the routes through an interface that went down.
+        # The kernel has dropped the routes through an interface that went down, and kept the rules.
         for device in map(self.blueprint.devices.index, (a, b)):
             self._batch(device, "ip", self._list_routes(device))
 
@@ -201,8 +201,17 @@ class Network:
                     buckets.append(describe_bucket(name, rate))
         self._batch(device, "ip", lines)
         # The other end may not be up yet, which does not matter: routes only need this one.
-        self._batch(device, "ip", self._list_routes(device))
+        self._batch(device, "ip", [*self._list_rules(device), *self._list_routes(device)])
         self._batch(device, "tc", buckets)
+
+    def _list_rules(self, device: int) -> list[str]:
+        """Return the lines that give sources whose packets leave the usual route tables."""
+        sources = dict.fromkeys(hop.src for hop in self.blueprint.hops.get(device, ()))
+        return [
+            f"rule add from {self.blueprint.identity(src)} lookup {_find_table(src)}"
+            for src in sources
+            if src is not None
+        ]
 
     def _list_routes(self, device: int) -> list[str]:
         plan, own = self.blueprint, self._find_identity(device)
@@ -215,14 +224,8 @@ class Network:
             if hop.src is None:
                 lines.append(line + (f" src {own}" if own else "") + via)
             else:
-                # A routing table for each source whose packets leave the usual route; the kernel
-                # itself uses those up to 255.
-                table = 1000 + hop.src
-                lines += [
-                    f"rule add from {plan.identity(hop.src)} lookup {table}",
-                    f"{line} table {table}{via}",
-                ]
-        return list(dict.fromkeys(lines))
+                lines.append(f"{line} table {_find_table(hop.src)}{via}")
+        return lines
 
     def _find_identity(self, device: int) -> str | None:
         """Return the address of the rank on a device, if it has one."""
@@ -297,6 +300,11 @@ class Network:
         for holder in self._holders:
             holder.wait()
         self._holders = []
+
+
+def _find_table(source: int) -> int:
+    """Return the routing table of a source rank; the kernel itself uses those up to 255."""
+    return 1000 + source
 
 
 def list_settings() -> dict[str, str]:

@@ -280,9 +280,8 @@ def find_helped_options(
         )
     except TopoplanError as error:
         return Options((), None, (f"plan: {error}",))
-    best = max(limit for e in made.plan.entries if (limit := made.plan.limit_GBps(e)) is not None)
     what = "a plan by topoplan with the same helpers (topo-synth, topo-run)"
-    return Options((Option(PLAN, best, what),), made.plan, ())
+    return Options(_rate_plan(made.plan, what), made.plan, ())
 
 
 def _find_room(link: Link) -> float:
@@ -348,12 +347,15 @@ def find_options(collective: Collective, router: Router) -> Options:
             plan = synthesize(wanted).plan
         except TopoplanError as error:
             missing.append(f"plan: {error}")
-    limits = (
-        [limit for e in plan.entries if (limit := plan.limit_GBps(e)) is not None] if plan else []
-    )
-    if limits:
-        options.append(Option(PLAN, max(limits), "a plan by topoplan (topo-synth, topo-run)"))
+    if plan is not None:
+        options += _rate_plan(plan, "a plan by topoplan (topo-synth, topo-run)")
     return Options(tuple(options), plan, tuple(missing))
+
+
+def _rate_plan(plan: Plan, what: str) -> tuple[Option, ...]:
+    """Return a plan as an option at its highest rate; none if no entry of it has a limit."""
+    limits = [limit for e in plan.entries if (limit := plan.limit_GBps(e)) is not None]
+    return (Option(PLAN, max(limits), what),) if limits else ()
 
 
 def _find_graph_file(collective: Collective, router: Router) -> Option:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -229,6 +230,19 @@ def test_a_cut_cable_carries_nothing_and_a_mended_one_does(star: Network) -> Non
     finally:
         listening.kill()
         listening.wait()
+
+
+def test_mending_adds_routes_again_but_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel keeps rules when an interface goes down, and refuses the same one again."""
+    made = blueprint(preset("ring:4"))
+    own = made.home[0]
+    hops = (*made.hops[own], replace(made.hops[own][0], src=2, via=made.hops[own][-1].via))
+    network = Network(replace(made, hops={**made.hops, own: hops}))
+    lines: list[str] = []
+    monkeypatch.setattr(network, "_batch", lambda device, program, of: lines.extend(of))
+    network.mend("gpu0", "gpu1")
+    assert any(line.endswith("table 1002") or "table 1002 " in line for line in lines)
+    assert not any(line.startswith("rule") for line in lines)
 
 
 MARK = "TOPOPLAN_TEST_EMULATE"
