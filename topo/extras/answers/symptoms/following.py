@@ -5,6 +5,11 @@ from __future__ import annotations
 from ..symptom import Symptom, When
 from .common import HANGS, NCCL, TORCH, VLLM
 
+# Words that P2P was off and that it did not help.
+_STILL = (
+    r"(?i)(?:still|also|even) [^\n]{0,60}NCCL_P2P_DISABLE ?= ?1"
+    r"|NCCL_P2P_DISABLE ?= ?1[^\n]{0,40}(?:still|does not|doesn't|did not|didn't)"
+)
 # Details without which NCCL's error says only what kind of call failed.
 _DETAILS = (r"NCCL WARN", r"Last error:\s*\n?\s*\S")
 
@@ -25,7 +30,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         ),
         "another rank has ended or left the communicator; the cause is in its log, not here",
         "find the rank that failed first, by time: its log or traceback names the cause (memory, "
-        "an exception, a kill)",
+        "an exception, a kill); if none has an error, look at ports and dmesg of the host named",
         "low",
         f"{NCCL}795",
     ),
@@ -67,6 +72,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "and Lightning), raise the time limit, and save sharded or to faster storage",
         "low",
         f"{TORCH}143536",
+    ),
+    Symptom(
+        "first-call-hangs",
+        (When((rf"(?:{HANGS})[^\n]{{0,60}}\bSeqNum=1,",), (r"(?i)tokeniz|download",)),),
+        "the very first collective did not end: the ranks do not reach each other as NCCL believes "
+        "(P2P through ACS or the IOMMU, a wrong interface between hosts), or one of them is late: "
+        "it reads or prepares data, or does not come there",
+        "run with NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1 on one host, NCCL_SOCKET_IFNAME between "
+        "hosts; see that no rank still loads or prepares data",
+        "low",
+        "https://github.com/huggingface/accelerate/issues/2062",
     ),
     Symptom(
         "watchdog",
@@ -119,10 +135,11 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "system-error",
         (When((r"unhandled system error|ncclSystemError",), _DETAILS),),
         "a system call failed in NCCL, and the text does not say which: between hosts it is mostly "
-        "a connection (firewall, wrong interface), inside a host shared memory (/dev/shm)",
-        "run with NCCL_DEBUG=WARN and give the line of NCCL WARN; meanwhile set "
-        "NCCL_SOCKET_IFNAME to the interface between the hosts, open all ports between them (ping "
-        "proves nothing), and give containers --ipc=host",
+        "a connection (firewall, wrong interface), inside a host shared memory (/dev/shm), or a "
+        "file that the image gives NCCL (NCCL_GRAPH_FILE, NCCL_TOPO_FILE in nccl.conf)",
+        "run with NCCL_DEBUG=WARN and give the line of NCCL WARN; between hosts set "
+        "NCCL_SOCKET_IFNAME to the interface there and open all ports (ping proves nothing); in "
+        "one host try --ipc=host, and without what /etc/nccl.conf sets",
         "low",
         f"{NCCL}1059",
     ),
@@ -146,5 +163,36 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "network plugins",
         "low",
         f"{NCCL}1726",
+    ),
+    Symptom(
+        "stuck-in-host",
+        (
+            When(
+                (
+                    r"(?i)\b(?:hangs?|hanging|hung|stuck|freez\w+|deadlock\w*)\b",
+                    r"nGpus [2-9]|_perf [^\n]{0,80}-g ?[2-9]",
+                ),
+                (r"NCCL WARN|nNodes [2-9]|via NET/|mpirun|(?i:error)|\d FAILED", _STILL),
+            ),
+            When(
+                (
+                    r"(?i)\b(?:hangs?|hanging|hung|stuck|freez\w+|deadlock\w*)\b",
+                    r"(?i)tensor[-_ ]parallel(?:[-_ ]size)?[ =]*[2-9]\b|\bTP ?= ?[2-9]\b",
+                ),
+                (
+                    r"NCCL WARN|nNodes [2-9]|via NET/|(?i:nodes|nnodes|multi-?node|Traceback)",
+                    r"(?i)out of memory|[A-Z]\w+Error\b",
+                    _STILL,
+                ),
+            ),
+        ),
+        "GPUs of one host wait for each other's data, by the words alone: most often direct "
+        "transfers between them (P2P) do not arrive, through the IOMMU or ACS or by a fault of the "
+        "driver; else NVLS, a kernel for allreduce, or a rank that does something else",
+        "try NCCL_P2P_DISABLE=1, with NVSwitches NCCL_NVLS_ENABLE=0, in vLLM and SGLang --disable-"
+        "custom-all-reduce: what makes it run names the part; then IOMMU off or iommu=pt, ACS off, "
+        "another driver; NCCL_DEBUG=INFO shows where it ends",
+        "low",
+        "https://github.com/ROCm/rccl/issues/1129",
     ),
 )

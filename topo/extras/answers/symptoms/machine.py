@@ -107,9 +107,19 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "nccl-too-old",
-        (When((r"ncclMaxSharedMem \d+ exceeds device/fn maxSharedMem \d+",)),),
-        "this NCCL wants more shared memory per kernel than the GPU has, as versions before 2.26 "
-        "do on GeForce RTX 50 and RTX PRO Blackwell, so its kernels do not start",
+        (
+            When((r"ncclMaxSharedMem \d+ exceeds device/fn maxSharedMem \d+",)),
+            When(
+                (
+                    r"enqueue\.cc:\d+ NCCL WARN Cuda failure 1 'invalid argument'"
+                    r"|Cuda failure 1 .invalid argument",
+                    r"2\.25\.1(?:-1)?\+cuda12",
+                ),
+                (r"(?:nvls|p2p|shm)\.cc:\d+ NCCL WARN",),
+            ),
+        ),
+        "this NCCL's kernels do not start: before 2.26 they want more shared memory than GeForce "
+        "RTX 50 and RTX PRO Blackwell have, and 2.25.1 for CUDA 12.8 fails so on others too",
         "use NCCL 2.26.2 or later (pip install -U nvidia-nccl-cu12), and see which libnccl.so is "
         "loaded",
         "high",
@@ -239,9 +249,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When((r"transport/nvls\.cc:\d+ [^\n]{0,40}NCCL WARN (?:Cuda|CUDA) failure",)),
         ),
         "NVSwitches refuse to add (NVLS): most often the fabric manager was restarted after the "
-        "GPUs were set up",
-        "reset all GPUs of the host or reboot it, with the fabric manager started in its order; "
-        "NCCL_NVLS_ENABLE=0 does without, more slowly",
+        "GPUs were set up; seldom NCCL 2.26 before 2.26.5 with a driver of CUDA 12.2",
+        "reset all GPUs of the host or reboot it, with the fabric manager started in its order, or "
+        "use a later NCCL; NCCL_NVLS_ENABLE=0 does without, more slowly",
         "high",
         f"{NCCL}1488",
     ),

@@ -177,6 +177,27 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1638",
     ),
     Symptom(
+        "interface-names",
+        (
+            When(
+                (
+                    r"NCCL_SOCKET_IFNAME[ =]+[a-z]\w+(?![\w,])",
+                    r"internal error|remote process exited or there was a network error"
+                    r"|unhandled system error|ncclSystemError|ncclRemoteError",
+                    r"(?i)-?-hostfile|-H \S+,\S|num_nodes[ =]+[2-9]|nnodes[ =]+[2-9]|pdsh -"
+                    r"|nNodes [2-9]",
+                ),
+                (r"NCCL WARN", r"out of memory", r"Last error:\s*\n?\s*\S"),
+            ),
+        ),
+        "NCCL_SOCKET_IFNAME names one interface for all hosts: on some host it has another name, "
+        "or it is not the one that has the address between the hosts (a bridge br0, a bond)",
+        "compare ip -br addr on each host; name all of them (NCCL_SOCKET_IFNAME=eno1,enp6s0), or "
+        "unset it; NCCL_DEBUG=WARN says more",
+        "low",
+        f"{TESTS}219",
+    ),
+    Symptom(
         "unreached",
         (When((_UNREACHED,)),),
         "a rank cannot connect to another one's address: a firewall, an interface that does not "

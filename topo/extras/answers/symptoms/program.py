@@ -36,6 +36,28 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1328",
     ),
     Symptom(
+        "ras-crash",
+        (
+            When(
+                (
+                    r"\bras(?:Msg|Coll|Client|Net|Peers|Sock)\w+",
+                    r"SIGSEGV|[Ss]egmentation fault|signal 11|Process received signal",
+                ),
+            ),
+            When(
+                (
+                    r"(?i)\bRAS\b[^\n]{0,60}(?:segfault|segmentation|crash)"
+                    r"|(?i:segfault|segmentation fault)[^\n]{0,40}\bRAS\b",
+                )
+            ),
+        ),
+        "NCCL's service that answers questions about a running job (RAS) crashes the process, as "
+        "versions 2.26 to 2.29 can while communicators are made",
+        "set NCCL_RAS_ENABLE=0, or use a later NCCL, and do not ask the service while a job starts",
+        "high",
+        f"{NCCL}1996",
+    ),
+    Symptom(
         "device-guessed",
         (
             When(

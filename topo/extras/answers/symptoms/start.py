@@ -164,7 +164,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "tests-apart",
         (
             When(findings=("separate-jobs",)),
-            When(findings=("single-rank",)),
+            When(findings=("single-rank",), without=(r"(?:mpirun|mpiexec|srun) [^\n]*-np? 1\b",)),
             # Rank 0 twice in one list of devices.
             When(
                 (
@@ -188,6 +188,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"Mismatched NCCL version detected|NCCL version mismatch with remote peer"
                     r"|NCCL library is (?:too old|not backwards compatible)"
                     r"|undefined symbol:? [\"'`]?nccl[A-Z]\w+"
+                    r"|NCCL [^\n]{0,120}'unknown result code'"
                     r"|Invalid config blocking attribute value -2147483648"
                     r"|application was compiled with too old version of NCCL",
                 )
