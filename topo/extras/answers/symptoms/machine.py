@@ -126,6 +126,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1637",
     ),
     Symptom(
+        "device-function",
+        (When((r"invalid device function|hipErrorInvalidDeviceFunction",)),),
+        "a library has no code for this GPU's architecture: that of RCCL, of NCCL or of the "
+        "program, or GPUs of different architectures are used by one process",
+        "use builds for these GPUs (AMD cards that are near another one: HSA_OVERRIDE_GFX_VERSION, "
+        "such as 12.0.1 or 10.3.0), and one process for each kind of GPU",
+        "medium",
+        "https://github.com/ROCm/rccl/issues/2189",
+    ),
+    Symptom(
         "rccl-gfx12",
         (
             When(
@@ -134,7 +144,11 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"(?i)\b(?:hang|hung|deadlock|stuck|freez)|100 ?%",
                     r"(?i)RCCL|tensor.parallel|TP ?= ?\d|all.?reduce",
                 ),
-                (r"hipIpc|invalid argument|host reset|reboots",),
+                (
+                    r"hipIpc|invalid (?:argument|device function)",
+                    r"(?i)host (?:reset|hang)|reboots|\bBMC\b|full-system hang|is reset by"
+                    r"|machine (?:becomes|is) unresponsive|ROCm\D{0,9}(?:[89]|1\d)\.",
+                ),
             ),
         ),
         "RCCL of ROCm 7.2 has no tuning for these GPUs and takes that of another architecture, "
@@ -243,9 +257,25 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{VLLM}4108",
     ),
     Symptom(
+        "nvls-slots",
+        (
+            When((r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'",)),
+            When((r"NVSwitch", r"Resource temporarily unavailable", r"\b2\.29\.")),
+        ),
+        "the NVSwitches have no room for another group that adds in them (128 for all jobs): too "
+        "many communicators, and NCCL 2.29 fails there where 2.28 went on without",
+        "set NCCL_NVLS_ENABLE=0, or make fewer communicators (share process groups and meshes; "
+        "FSDP makes some for each way to shard)",
+        "medium",
+        f"{NCCL}2077",
+    ),
+    Symptom(
         "nvls-bind",
         (
-            When((r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory",)),
+            When(
+                (r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory",),
+                (r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'",),
+            ),
             When((r"transport/nvls\.cc:\d+ [^\n]{0,40}NCCL WARN (?:Cuda|CUDA) failure",)),
         ),
         "NVSwitches refuse to add (NVLS): most often the fabric manager was restarted after the "

@@ -36,6 +36,35 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1328",
     ),
     Symptom(
+        "fd-between-hosts",
+        (When((r"failed to send fd",)),),
+        "torch's symmetric memory hands memory on by file descriptors, which works within one host "
+        "alone, and the group spans several (or containers)",
+        'use it within a host; between hosts symm_mem.set_backend("NVSHMEM"), or GPUs of one '
+        "NVLink fabric with IMEX",
+        "medium",
+        f"{TORCH}171495",
+    ),
+    Symptom(
+        "ranks-diverge",
+        (
+            When(
+                (
+                    r"(?i)\b(?:hangs?|hanging|hung|stuck|deadlock\w*|watchdog)\b",
+                    r"enable-dp-attention|speculative[-_](?:algorithm|config)|DSPARK|\bEAGLE3?\b",
+                ),
+                (r"NCCL WARN", r"[Oo]ut[ OfM]*[Oo]f[Mm]emory|out of memory", r"\bXid\b"),
+            ),
+        ),
+        "with speculative decoding or attention by data parallelism ranks can take different "
+        "branches (samples that differ, empty batches), so that some call a collective and others "
+        "do not",
+        "try without speculative decoding, or with as many data-parallel as tensor-parallel ranks, "
+        "and a newer release of the server; py-spy dump on each rank shows who waits where",
+        "low",
+        "https://github.com/sgl-project/sglang/issues/28915",
+    ),
+    Symptom(
         "ras-crash",
         (
             When(
