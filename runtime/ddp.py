@@ -191,7 +191,10 @@ class DdpHook:
         state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Return a future of the bucket's average over all ranks."""
+        """Return a future of the bucket's average over all ranks.
+
+        `state`, what register_comm_hook was given, is not used.
+        """
         if self._is_off:
             if self._usage is None:
                 self._open_usage(self._group, None)
@@ -306,7 +309,10 @@ class PlanlessHook(DdpHook):
         state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Return a future of the bucket's average over all ranks."""
+        """Return a future of the bucket's average over all ranks.
+
+        `state`, what register_comm_hook was given, is not used.
+        """
         return allreduce_hook(self.group, bucket)
 
     def __repr__(self) -> str:

@@ -31,7 +31,8 @@ from ..request import Request
 from .channels import RING, Order
 from .orders import Orders, Priced, hops, name_order
 
-# Maximum number of columns added per turn, and in total.
+# Maximum number of orders added per turn, besides the reverse of each ring; and the number of
+# columns from which no further turn follows.
 _FRESH, _MAX_COLUMNS = 24, 1500
 # Number of orders in use from which a search for cheap orders starts.
 _STARTS = 4

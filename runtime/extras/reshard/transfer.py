@@ -57,13 +57,15 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class GroupTransfers:
-    """The transport and cached plans of all transfers between the ranks of one default group.
+    """The transport and cached transfers of all moves between the ranks of one default group.
 
-    `plans` are those of `reshard_state_dict`, by what they move and its dtype.
+    `reshards` are the transfers of `reshard_state_dict`, one for each dtype. A key has a hash from
+    each rank, of the names, meshes, placements and options of its call. The one used longest ago is
+    first, to be dropped first.
     """
 
     transport: Transport
-    plans: OrderedDict[tuple[bytes, ...], dict[torch.dtype, Reshard]] = field(
+    reshards: OrderedDict[tuple[bytes, ...], dict[torch.dtype, Reshard]] = field(
         default_factory=OrderedDict
     )
 
@@ -389,7 +391,7 @@ def agree(transport: Transport, make: Callable[[], _T]) -> _T:
 
 
 def find_transfers(timeout: timedelta) -> GroupTransfers:
-    """Return the transport and plans that all transfers of the default group share.
+    """Return the transport and cached transfers that all calls on the default group share.
 
     `timeout` is the deadline of the next call. Collective the first time, and after a failure.
     """

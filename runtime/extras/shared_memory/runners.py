@@ -184,8 +184,9 @@ class WithinHosts(_MemoryRunner):
     ) -> list[Candidate]:
         """Return the candidates worth trying for a size in bytes, most promising first.
 
-        These are the schedules without helpers of `sent`, which are worth sending as messages: all
-        of them if `is_alone`, as none is sent so then, else the first two and the last.
+        These are the schedules without helpers of `sent`, which are worth sending as messages at
+        this size: all of them if `is_alone`, as none is sent so then, else the first two and the
+        last.
         """
         within = [self._play(x.schedule) for x in sent if not x.schedule.helpers]
         room = len(within) if is_alone else _RACED_WITHIN_HOSTS

@@ -69,7 +69,7 @@ class Concurrent:
     name, version, runner = NAME, 2, "turns"
 
     def to_json(self, numbers: dict[Schedule, int]) -> dict[str, Any]:
-        """Return the field's content."""
+        """Return the JSON content of the field `concurrent`; `numbers` are not needed."""
         return {
             "limits": dict(self.limits.most),
             "bound": self.bound and self.bound.to_json(),
