@@ -57,7 +57,8 @@ class KernelGroup:
     ) -> None:
         """Run a collective whose buffer has `numel` elements from `source` to `target`.
 
-        Both are contiguous tensors on the GPU; `op` is the reduction, such as "sum".
+        Both are contiguous tensors on the GPU; `op` is the reduction, such as "sum". Raise
+        InputError if the kernels have no such reduction or cannot move such elements.
         """
         if op not in _OPS:
             raise InputError(f"op {op!r}; expected one of {', '.join(_OPS)}")

@@ -356,6 +356,7 @@ def make_plan(
     """Return the plan for demands on `topology`, whose GPU i runs rank i of `world`.
 
     `helpers` are other ranks that may relay; `time_limit_s` is the time for planning in seconds.
+    Raise PlanMismatchError if the topology has another number of GPUs.
     """
     from ....synth.groups.ranks import choose_helpers
     from ....synth.numeric.effort import Effort
@@ -376,7 +377,10 @@ def make_plan(
 
 
 def agree(transport: Transport, make: Callable[[], _T]) -> _T:
-    """Return what `make` returns on this rank; if it raises on one, raise on all. Collective."""
+    """Return what `make` returns on this rank; if it raises on one, raise on all. Collective.
+
+    Where it did not raise itself, InputError has the message of another rank.
+    """
     error: Exception | None = None
     try:
         made = make()
@@ -394,6 +398,7 @@ def find_transfers(timeout: timedelta) -> GroupTransfers:
     """Return the transport and cached transfers that all calls on the default group share.
 
     `timeout` is the deadline of the next call. Collective the first time, and after a failure.
+    Raise InputError without a default group.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")

@@ -134,7 +134,8 @@ class InSharedMemory(_MemoryRunner):
     ) -> Play:
         """Return a function that runs the `compiled` program on the target to which it is bound.
 
-        The call is in place, so no scratch memory is needed, and torch adds nothing.
+        The call is in place, so no scratch memory is needed, and torch adds nothing; `candidate`
+        and `buffers` are not used.
         """
         bound = binding.bound or compiled.bind(binding)
         return partial(self._play_bound, compiled, bound.player.play)
