@@ -129,7 +129,7 @@ class DdpHook:
     def _connect(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
         """Make the communicator and its queue. Collective over the ranks of the group.
 
-        Raise InputError if plans are off.
+        Raise InputError if plans are off, or the plan is not for allreduce.
         """
         if self._is_off:
             raise InputError(
@@ -183,7 +183,10 @@ class DdpHook:
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator that runs the plan. Collective if the ranks have not met yet."""
+        """The communicator that runs the plan. Collective if the ranks have not met yet.
+
+        Raise InputError if plans are off, or the plan is not for allreduce.
+        """
         return (self._connected or self._connect())[0]
 
     def __call__(

@@ -129,7 +129,8 @@ class OrderPacking(Packing[Column]):
     def price_columns(self) -> list[Column]:
         """Return cheap orders of all shapes that improve the program, cheapest first.
 
-        Store the bound of the prices if the cheapest order of every shape is known.
+        Store the bound of the prices if the cheapest order of every shape is known. Raise
+        InfeasibleError if there is no ring, or no chain.
         """
         priced = [self._price_shape(shape) for shape in self.shapes]
         offers = sorted((x for listed, _ in priced for x in listed), key=lambda offer: offer.price)

@@ -33,8 +33,8 @@ class RoutedPairGraph(PairGraph):
     """A PairGraph for trees whose edges are the router's routes alone, one per pair of GPUs.
 
     Prices and capacities remain per pair of devices that links join. `routes` has, for ranks u < v,
-    (u, v, ids of the devices on the route from u to v, numbers of its pairs of devices). Ranks
-    without a route, or with one of which a link has no opposite, are left out.
+    (u, v, ids of the devices on the route from u to v, numbers of its pairs of devices). Two
+    ranks without a route, or whose route has a link without an opposite, are left out.
     """
 
     def __init__(self, router: Router) -> None:

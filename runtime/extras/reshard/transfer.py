@@ -379,7 +379,7 @@ def make_plan(
 def agree(transport: Transport, make: Callable[[], _T]) -> _T:
     """Return what `make` returns on this rank; if it raises on one, raise on all. Collective.
 
-    Where it did not raise itself, InputError has the message of another rank.
+    Ranks on which it did not raise get an InputError with another rank's message.
     """
     error: Exception | None = None
     try:

@@ -188,7 +188,8 @@ class Proof:
     def prove_cases(self, node: Mapping[str, Any]) -> Fraction:
         """Return the lower bound in seconds that a certificate's proof, `node`, gives.
 
-        The caller must set `tiers` first, as `prove` does.
+        The caller must set `tiers` first, as `prove` does. Raise VerificationError if the proof is
+        invalid.
         """
         return max(self.floor_of_latencies({}), self._prove_case(node, {}))
 
