@@ -24,7 +24,10 @@ class NcclRouter(Router):
         self.relays = _find_relays(hardware.topology)
 
     def find_route(self, start: str, end: str) -> Route | None:
-        """Return the route from one device to another, through a GPU only between two NVLinks."""
+        """Return the route from one device to another, through a GPU only between two NVLinks.
+
+        None if there is none.
+        """
         relay = self.relays.get((start, end))
         return (start, relay, end) if relay else self._hardware.find_route(start, end)
 
