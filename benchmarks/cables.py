@@ -178,7 +178,7 @@ def follow_playbook(cable: int, link: int) -> str:
 
 
 def use_link_local(cable: int, link: int) -> str:
-    """Return the subnet of addresses that ports give themselves."""
+    """Return the subnet of addresses that ports give themselves, for all cables and links."""
     return "169.254.7.{}/16"
 
 
@@ -273,7 +273,10 @@ def name_port(plan: Cabling, port: Any) -> str:
 
 
 def cross(draw: random.Random) -> Miscabled:
-    """Cross the cables of equal port numbers between two hosts."""
+    """Cross the cables of equal port numbers between two hosts.
+
+    There is one way, so `draw` is not used.
+    """
     plan = plan_cabling(list_machines()["pair, two cables"])
     one, two = plan.cables
     crossed = change(plan, cable0=replace(one, b=two.b), cable1=replace(two, b=one.b))
@@ -324,7 +327,10 @@ def shrink_packets(draw: random.Random) -> Miscabled:
 
 
 def share_subnet(draw: random.Random) -> Miscabled:
-    """Put both cables between two hosts into one subnet."""
+    """Put both cables between two hosts into one subnet.
+
+    There is one way, so `draw` is not used.
+    """
     plan = plan_cabling(list_machines()["pair, two cables"])
     two = plan.cables[1]
     moved = replace(
@@ -334,13 +340,19 @@ def share_subnet(draw: random.Random) -> Miscabled:
 
 
 def crowd_subnet(draw: random.Random) -> Miscabled:
-    """Put both interfaces of each Spark's connector into one subnet, with no names for it."""
+    """Put both interfaces of each Spark's connector into one subnet, with no names for it.
+
+    There is one way, so `draw` is not used.
+    """
     plan = address_sparks(join_sparks("pair", [("h0-nic0", "h1-nic0")]), use_link_local)
     return plan, ("h0:port0, h0:port1, h1:port0, h1:port1: on one cable", "/24 at h0:port"), False
 
 
 def share_link_local(draw: random.Random) -> Miscabled:
-    """Let all interfaces of three Sparks in a ring give themselves addresses."""
+    """Let all interfaces of three Sparks in a ring give themselves addresses.
+
+    There is one way, so `draw` is not used.
+    """
     ring = [(f"h{i}-nic0", f"h{(i + 1) % 3}-nic1") for i in range(3)]
     plan = address_sparks(join_sparks("ring", ring), use_link_local)
     return plan, ("169.254.0.0/16 is used on 3 cables", "192.168.100.1/24 at h"), False

@@ -250,7 +250,7 @@ def work(case: str, odd: int, plan: str) -> int:
 
 
 def choose_stock(size_bytes: int, candidates: Sequence[object]) -> None:
-    """Choose the stock collective, as a race may."""
+    """Choose the stock collective at all sizes, as a race may."""
 
 
 def make_other_call(communicator: Any, what: str, *, is_odd: bool) -> None:

@@ -161,7 +161,10 @@ def check_pairs(seed: str, count: str) -> dict[str, Any]:
 
 
 def measure_memory(seed: str, count: str) -> dict[str, Any]:
-    """Move 64 MB between placements that differ, and return the growth of resident memory."""
+    """Move 64 MB between placements that differ, and return the growth of resident memory.
+
+    `seed` and `count`, which other measurements take, are not used.
+    """
     import torch
     import torch.distributed as dist
     from ranks import resharding

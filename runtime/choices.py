@@ -127,7 +127,7 @@ class Choices:
 
         `has_stock` says whether there is a stock collective, `is_on_calls` whether users' calls
         will be timed in place of calls on scratch memory. Collective; `number` is the group's
-        number of the call that it belongs to (None: a new one).
+        number of the call that it belongs to (None: a new one). Raise InputError as `find` does.
         """
         mode = self._mode_for(size_bytes)
         with_stock = races_stock(mode) and has_stock

@@ -56,9 +56,11 @@ class Communicator:
     buffer or its place in it), or a function. The function gets the size in bytes and the list of
     candidates, and returns one of them, None for the stock collective, or one of these names for
     that size; it must return the same on all ranks. `timeout` is the deadline of a call: by then it
-    has ended, or has raised ExecutionError on every rank that is still alive. Races are cached in
-    the folder `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that
-    the next start tries the winner first; if that folder cannot be used, a warning says so.
+    has ended, or has raised ExecutionError on every rank that is still alive. A call of another
+    collective than the plan's, or with an argument that is no tensor, raises InputError. Races are
+    cached in the folder `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache
+    folder), so that the next start tries the winner first; if that folder cannot be used, a warning
+    says so.
 
     `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values are
     sent, whatever the schedule; they are summed in float32, and all ranks end with the same bits.

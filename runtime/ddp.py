@@ -129,7 +129,7 @@ class DdpHook:
     def _connect(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
         """Make the communicator and its queue. Collective over the ranks of the group.
 
-        Raise InputError if plans are off.
+        Raise InputError if plans are off, or the plan is not for allreduce.
         """
         if self._is_off:
             raise InputError(
@@ -183,7 +183,10 @@ class DdpHook:
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator that runs the plan. Collective if the ranks have not met yet."""
+        """The communicator that runs the plan. Collective if the ranks have not met yet.
+
+        Raise InputError if plans are off, or the plan is not for allreduce.
+        """
         return (self._connected or self._connect())[0]
 
     def __call__(
@@ -191,7 +194,10 @@ class DdpHook:
         state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Return a future of the bucket's average over all ranks."""
+        """Return a future of the bucket's average over all ranks.
+
+        `state`, what register_comm_hook was given, is not used.
+        """
         if self._is_off:
             if self._usage is None:
                 self._open_usage(self._group, None)
@@ -306,7 +312,10 @@ class PlanlessHook(DdpHook):
         state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Return a future of the bucket's average over all ranks."""
+        """Return a future of the bucket's average over all ranks.
+
+        `state`, what register_comm_hook was given, is not used.
+        """
         return allreduce_hook(self.group, bucket)
 
     def __repr__(self) -> str:

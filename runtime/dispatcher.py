@@ -419,7 +419,8 @@ class Dispatcher:
         """Race the candidates for the buffers' size on scratch calls; store and return the choice.
 
         Each runs as it would run repeatedly: on the caller's own tensors if every candidate leaves
-        the same result there, else on copies. Collective; raise ExecutionError if a rank fails.
+        the same result there, else on zeros of the same size. Collective; raise ExecutionError if a
+        rank fails.
         """
         source, target, name = buffers.source, buffers.target, self.plan.collective.name
         size_bytes = self._size_of(buffers)

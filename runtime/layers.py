@@ -33,7 +33,7 @@ class Layer(ABC):
     """A layer around calls over `first`, a transport, which it may replace by another.
 
     `transport` is the one in use. `history` has a row for each event that users see, with `at`, the
-    seconds after the start at which it came.
+    seconds from the making of this layer to the event.
     """
 
     def __init__(self, transport: Transport) -> None:

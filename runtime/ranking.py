@@ -56,7 +56,10 @@ class Candidates:
 
     @cached_property
     def families(self) -> list[Family]:
-        """The plan's schedules that Messages.is_usable allows, each with its segmentations."""
+        """The plan's schedules that Messages.is_usable allows, each with its segmentations.
+
+        Of these, only those that Messages.takes allows.
+        """
         sender = self.senders[0]
         usable = filter(sender.is_usable, self.plan.schedules)
         return [
@@ -139,10 +142,15 @@ class Candidates:
         """Return the candidates whose predicted time on `machine` is near the best, the best first.
 
         Near is up to 1.4 times the best. These are the best segmentation of each such schedule,
-        each followed by a coarser one, since the predicted costs of messages may be wrong. The
-        plan's own schedule for the size comes last. If they will race (`is_raced`), candidates of
-        other runners, whose time is not predicted, are added; with `is_alone` these are the only
-        ones, if there are any.
+        each followed by a coarser one, since the predicted costs of messages may be wrong. Once
+        there are four or more, no further schedule is taken but the plan's own for the size, which
+        comes last unless it is among them. If there are several senders, the best schedule of each
+        comes before these. Candidates that need much memory (not `is_lean`) are left out, unless
+        all do.
+
+        If they will race (`is_raced`), candidates of other runners, whose time is not predicted,
+        are added: one before the others, the rest before the last. With `is_alone` these are the
+        only ones, if there are any.
         """
         ranking = fastest(
             self.families,

@@ -46,7 +46,7 @@ class Role:
     def serve(self, calls: int | None) -> int:
         """Return 0: only helpers carry bytes for others; raise InputError on a member.
 
-        `calls` is how many calls to serve (None: until the members close).
+        `calls`, how many calls to serve (None: until the members close), has no effect here.
         """
         if self.members is not None:
             raise InputError(f"rank {self.label} is a member of the plan; only helpers serve")

@@ -146,7 +146,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Return a page as the site needs it: its links, its lists, and what it takes from sources."""
+    """Return a page as the site needs it: its links, its lists, and what it takes from sources.
+
+    MkDocs also passes `config` and `files`, which are not used.
+    """
     target = page.file.src_uri
     source = next(
         (file for file, name in PAGES.items() if name == target and file.endswith(".md")),

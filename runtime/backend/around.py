@@ -28,7 +28,8 @@ class Around:
     def find_plan(self, key: Key, wait: Callable[[], Plan | None]) -> Plan | None:
         """Return the plan for `key` (collective, root, device type), or None if there is none.
 
-        `wait` blocks until the search for the plan has ended, and returns its result.
+        `wait` blocks until the search for the plan has ended, and returns its result, which this
+        method returns for any `key`.
         """
         return wait()
 
@@ -36,13 +37,16 @@ class Around:
         """Take note that the group has made `transport` for a device type ("cpu", "cuda")."""
 
     def find_transport(self, device: str, plan: Plan) -> Transport | None:
-        """Return the transport for a plan's calls on a device type, or None for the group's own."""
+        """Return the transport for a plan's calls on a device type, or None for the group's own.
+
+        Here it is None for all.
+        """
         return None
 
     def compare(self, number: int, what: str, check: CallCheck) -> None:
         """Compare the group's `number`-th call, `what`, with the other ranks' by `check`.
 
-        Raise ExecutionError if they make another one.
+        Raise ExecutionError if they make another one. `what` is not used here.
         """
         check.wait_until_same(number)
 

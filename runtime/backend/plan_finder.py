@@ -166,6 +166,7 @@ class PlanFinder:
         """Write rank 0's `answer` to the store under `key`, for the other ranks.
 
         `plan` is what the answer has (None: no plan), for tensors on the device type `device`.
+        Neither is used here.
         """
         put(self.store, key, answer)
 

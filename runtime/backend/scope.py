@@ -33,7 +33,7 @@ class Scope:
     insists = True
     """Whether calls wait for the plans that the user named, and fail if these cannot be used."""
     helpers: Sequence[int] = ()
-    """GPUs that may carry bytes for the ranks'."""
+    """The numbers of GPUs that may pass on data for the group."""
 
     def __init__(self, ranks: Sequence[int], rank: int, *, whole: bool) -> None:
         self.ranks, self.rank, self.whole = list(ranks), rank, whole
@@ -52,7 +52,8 @@ class Scope:
     def describe(self, name: str, root: int | None, device: str) -> Collective:
         """Return the collective that a plan is wanted for, on tensors of a device type.
 
-        `name` is the collective's, `root` the root's number in the group, if it has one.
+        `name` is the collective's, `root` the root's number in the group, if it has one. Here it is
+        the same for all `device` types.
         """
         return self.listed.get(name) or Collective(name, len(self.ranks), root)
 

@@ -42,8 +42,8 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
     """Return a Chrome trace of a call of a benchmark's largest size, as JSON text, on rank 0.
 
     None on other ranks. Collective. The schedule is the one in use for the size, or, if that is the
-    stock collective, the best of the plan's own. Raise InputError if there is too much to list.
-    `communicator` makes the call; `settings` are the benchmark's.
+    stock collective, the best of the plan's own. `communicator` makes the call; `settings` are the
+    benchmark's. Raise InputError if there is too much to list, ExecutionError if the call fails.
     """
     numel, dtype = settings.options.list_sizes()[-1] // settings.dtype.itemsize, settings.dtype
     if settings.collective.name not in IN_PLACE:

@@ -206,7 +206,7 @@ class BenchOptions:
         """Return the backend to use for `ranks` ranks: the one named, or what "auto" stands for.
 
         "auto" is mpi if TOPOPLAN_TRANSPORT says so, nccl if each of this host's ranks has a GPU,
-        else gloo.
+        else gloo. Raise InputError for nccl without a GPU.
         """
         import torch
 

@@ -150,7 +150,7 @@ def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Messag
 
 
 def join_ranges(ranges: list[Range]) -> list[Range]:
-    """Return the sorted ranges [lo, hi), those joined of which one begins where the other ends."""
+    """Return the ranges [lo, hi) in the given order, joined where one begins at the last's end."""
     out: list[Range] = []
     for lo, hi in ranges:
         if out and out[-1][1] == lo:

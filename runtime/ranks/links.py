@@ -89,21 +89,21 @@ class Links:
         """Return a maker of players for a program, or None if it is run in its own order.
 
         `ranks` is the group's size, `op` what the program reduces by, `encodes` whether it sends
-        values in another format.
+        values in another format. Here it is None for all programs.
         """
         return None
 
     def uses_torch(self, *, is_numpys: bool) -> bool:
         """Return whether torch carries out additions of programs in place on CPU tensors.
 
-        `is_numpys` says whether numpy can.
+        `is_numpys` says whether numpy can. Here torch always does.
         """
         return True
 
     def has_stock(self, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.
 
-        The answer is the same on all ranks, without communication.
+        The answer is the same on all ranks, without communication. Here only the dtype counts.
         """
         return has_stock(dtype)
 
@@ -148,8 +148,8 @@ class Links:
     def meet(self, timeout_s: float) -> None:
         """Wait for all ranks at a barrier, with as little skew as there can be.
 
-        Raise RuntimeError if a rank does not come (within `timeout_s`, where links keep their own
-        limit).
+        Raise RuntimeError if a rank does not come: within the group's own timeout here, within
+        `timeout_s` where links keep their own limit.
         """
         options = BarrierOptions()
         if self.device.type == "cuda":  # else NCCL guesses the device
@@ -159,16 +159,23 @@ class Links:
     def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
         """Return, for each item of `values`, the maximum over all ranks. Collective.
 
-        Raise RuntimeError if a rank does not come within `timeout_s`.
+        `values` are mostly times in seconds. Raise RuntimeError if a rank does not come: within the
+        group's own timeout here, within `timeout_s` where links keep their own limit.
         """
         return find_slowest_s(values, self.group, self.device)
 
     def call_between(self, timeout_s: float) -> None:
-        """Make a small stock call, to separate calls of plans that are timed. Collective."""
+        """Make a small stock call, to separate calls of plans that are timed. Collective.
+
+        `timeout_s` is as for `meet`.
+        """
         dist.all_reduce(torch.zeros(1024, device=self.device), group=self.group)
 
     def close(self, *, is_private: bool) -> None:
-        """Free the links' own resources; `is_private` says that their group will end, too."""
+        """Free the links' own resources, here none.
+
+        `is_private` says that their group will end, too.
+        """
 
 
 class NcclLinks(Links):

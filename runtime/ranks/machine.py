@@ -43,9 +43,9 @@ def name_boot() -> str:
 class Machine:
     """The machine of a group's ranks, for predictions.
 
-    `topology` is None if they share a host and communicate through its memory; `host` has the costs
-    of sending per message and byte, measured or usual ones, `batched` is set if messages go in
-    batches (over NCCL), `what` names the machine in messages to users.
+    `topology` is None if they share a host and communicate through its memory, or if the links are
+    unknown; `host` has the costs of sending per message and byte, measured or usual ones, `batched`
+    is set if messages go in batches (over NCCL), `what` names the machine in messages to users.
     """
 
     topology: Topology | None

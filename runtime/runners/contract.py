@@ -92,7 +92,10 @@ class Runner(Observed, ABC):
 
     # A runner may keep nothing.
     def forget(self, numel: int, dtype: torch.dtype, keep: Candidate | None) -> None:
-        """Free what is cached for calls on `numel` elements of a dtype, except that for `keep`."""
+        """Free what is cached for calls on `numel` elements of a dtype, except that for `keep`.
+
+        Here nothing is cached.
+        """
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class WholeCalls(Runner):
         return self._candidates if is_worth else []
 
     def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
-        """Return why the buffers' reduction is not supported, None if it is."""
+        """Return why the buffers' reduction is not supported, None if it is, by any candidate."""
         is_fit = self.ops is None or buffers.op in self.ops
         return None if is_fit else f"{self.way}: it does not reduce so"
 

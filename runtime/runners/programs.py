@@ -387,7 +387,10 @@ class Messages(ProgramRunner):
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates `sent` unchanged, in their order."""
+        """Return the candidates `sent` unchanged, in their order, at all sizes.
+
+        `is_alone` is not used.
+        """
         return [*sent]
 
     def can(self, candidate: Candidate, buffers: Buffers) -> None:

@@ -31,7 +31,8 @@ from ..request import Request
 from .channels import RING, Order
 from .orders import Orders, Priced, hops, name_order
 
-# Maximum number of columns added per turn, and in total.
+# Maximum number of orders added per turn, besides the reverse of each ring; and the number of
+# columns from which no further turn follows.
 _FRESH, _MAX_COLUMNS = 24, 1500
 # Number of orders in use from which a search for cheap orders starts.
 _STARTS = 4
@@ -128,7 +129,8 @@ class OrderPacking(Packing[Column]):
     def price_columns(self) -> list[Column]:
         """Return cheap orders of all shapes that improve the program, cheapest first.
 
-        Store the bound of the prices if the cheapest order of every shape is known.
+        Store the bound of the prices if the cheapest order of every shape is known. Raise
+        InfeasibleError if there is no ring, or no chain.
         """
         priced = [self._price_shape(shape) for shape in self.shapes]
         offers = sorted((x for listed, _ in priced for x in listed), key=lambda offer: offer.price)

@@ -204,7 +204,8 @@ class LevelTrees(LinkArrays):
 
         Links have room for trees that together carry `rate_GBps`; beyond that, prices are high.
         Return False if the time limit ended before every root had its tree: `roots` is then cut to
-        those that have one, at least the first.
+        those that have one, at least the first. Raise InfeasibleError if a root cannot reach all
+        ranks.
         """
         around: list[list[int]] = [[] for _ in range(self.size)]
         for i in self._usable.tolist():

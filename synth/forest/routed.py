@@ -29,8 +29,13 @@ _WORK_S = 10.0
 _CARRIES = 1e-9
 
 
-class RoutedPairs(PairGraph):
-    """Pairs of devices for undirected trees whose edges are the router's routes alone."""
+class RoutedPairGraph(PairGraph):
+    """A PairGraph for trees whose edges are the router's routes alone, one per pair of GPUs.
+
+    Prices and capacities remain per pair of devices that links join. `routes` has, for ranks u < v,
+    (u, v, ids of the devices on the route from u to v, numbers of its pairs of devices). Two
+    ranks without a route, or whose route has a link without an opposite, are left out.
+    """
 
     def __init__(self, router: Router) -> None:
         super().__init__(router.topology)
@@ -80,7 +85,7 @@ def routed_forest(request: Request) -> list[CandidateForest]:
     n = request.collective.ranks
     if n > _MAX_RANKS:
         return []
-    graph = RoutedPairs(request.router)
+    graph = RoutedPairGraph(request.router)
     if len(graph.cheapest_tree(1.0 / graph.capacity)[1].edges) < n - 1:
         return []
     request = replace(request, effort=request.effort.grant(_WORK_S))

@@ -22,7 +22,7 @@ class Effort:
     `limit_s` is the time limit in seconds, `left_s` the work left in seconds of an idle core, and
     `ends_at` the end of the time limit on time.monotonic. A limit above `usual_limit_s` raises the
     work in proportion. `cut_short` lists the names of the searches that the clock has stopped; all
-    allowances derived from one share this list, except those of `watch`.
+    allowances derived from one share this list, except those of `watch` and `begin_anew`.
     """
 
     def __init__(

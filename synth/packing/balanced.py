@@ -22,11 +22,11 @@ def balanced_trees(
 ) -> Forest | None:
     """Return one out-tree per root, or one for all with its images under the machine's symmetries.
 
-    `turns` are symmetries as `shifts` returns them. If there are several roots and the symmetries
-    map rank 0 to every rank, the forest is one tree with root 0, which stands for all its images.
-    Each share is 1, a root's whole part. With `ordered`, each parent is the candidate nearest in
-    rank instead of the least loaded, which on meshes is dimension-order routing. Return None if
-    devices other than GPUs have links, or if some GPU cannot be reached.
+    `turns` are symmetries, from shifts of machine/symmetry.py. If there are several roots and the
+    symmetries map rank 0 to every rank, the forest is one tree with root 0, which stands for all
+    its images. Each share is 1, a root's whole part. With `ordered`, each parent is the candidate
+    nearest in rank instead of the least loaded, which on meshes is dimension-order routing. Return
+    None if devices other than GPUs have links, or if some GPU cannot be reached.
     """
     if any(topology.by_id[d].kind != "gpu" for link in topology.capacity_GBps for d in link):
         return None

@@ -156,13 +156,15 @@ def path_schedule(packing: PathPacking, collective: Collective) -> Schedule:
 
 
 def level_schedule(paths: LevelPaths, collective: Collective) -> Schedule:
-    """Return the schedule of alltoall along one path per pair of ranks, as `paths` has them.
+    """Return the schedule of alltoall along the levelled `paths`, one per pair of ranks.
 
-    Every pair's part moves one hop along the pair's path in each step.
+    Levelled means that pairs were moved off the busiest links (level_paths.py). Every pair's part
+    moves one hop, from GPU to GPU, along the pair's path in each step.
     """
     layout = _Layout(paths.topology, collective)
     lengths = (paths.stops >= 0).sum(axis=1)
     for length in sorted(set(lengths.tolist()) - {1}):
+        # A row of `stops` has a path's devices, its target first, then -1.
         devices = paths.stops[lengths == length, :length][:, ::-1].astype(np.int64)
         # Paths that pass GPUs at the same places have the same hops.
         is_gpu = layout.rank_of[devices] >= 0

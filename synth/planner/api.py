@@ -140,6 +140,7 @@ def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None
     It is correct if every receiver ends with every contribution exactly once, routes exist, and no
     link carries more in a step than its bandwidth allows. The replay does not depend on how the
     schedule was made. `Plan.verify` does this for all schedules of a plan, and checks its bounds.
+    Raise InputError for what is no Schedule.
     """
     if not isinstance(schedule, Schedule):
         raise InputError(

@@ -85,7 +85,7 @@ def synthesize_whole(request: Request) -> Synthesis:
     The collective is of all GPUs. The plan depends on the request alone, unless its effort's clock
     stops a search, which `cut_short` then names. A time limit above a minute allows more work, in
     proportion. Raise InfeasibleError if there is no plan, TimeLimitError if the time ended before
-    one was found.
+    one was found, InputError for a request that contradicts itself.
     """
     started = time.monotonic()
     collective, topology, router = request.collective, request.topology, request.router

@@ -35,7 +35,10 @@ def build_recursive_doubling(request: Request) -> list[Schedule]:
 
 
 def build_halving_doubling(request: Request) -> list[Schedule]:
-    """Return one schedule of halving, then doubling, with the ranks ordered for a large message."""
+    """Return one schedule of halving, then doubling, with the ranks ordered for a large message.
+
+    Raise InfeasibleError for one rank, or too many.
+    """
     n = request.collective.ranks
     check_size("halving-doubling", n, 2 * n * n)
     chunks = request.collective.even_chunks(1 << (n.bit_length() - 1))

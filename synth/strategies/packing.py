@@ -137,7 +137,8 @@ class _Packer:
     def plan_trees(self) -> list[Schedule]:
         """Return the schedules of the best forests within the limits.
 
-        All forests considered are added to the request's table.
+        All forests considered are added to the request's table. Raise InfeasibleError if there is
+        no forest, or none within the limits.
         """
         symmetric = self.topology.is_symmetric
         in_network = computes_in_network(self.topology, self.collective)

@@ -230,7 +230,7 @@ def state_dicts_move(folder: str) -> list[int]:
     load({name: loaded[name] for name in whole}, checkpoint_id=folder)
     for name in whole:
         assert torch.equal(loaded[name].to_local(), after[name].to_local()), name
-    return [len(shared.plans) for shared in transfer._transfers.values()]
+    return [len(shared.reshards) for shared in transfer._transfers.values()]
 
 
 def meshes_of_copies_are_one() -> None:

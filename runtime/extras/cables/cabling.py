@@ -66,10 +66,11 @@ class HostJoint:
 class HostCabling:
     """The cables of this rank's host, the routes along them to all hosts, and this rank's relay.
 
-    It is the launch's `LaunchCabling`, through which the core makes groups. `facts` were collected
-    from all hosts (finding.py), `rank` is this rank's number in the launch. `relay_ports` maps each
-    rank to the TCP ports of its relay, by IP address; it is set once all relays run (joining.py).
-    `topology` has the hosts, joined by their cables. Raise InputError if none joins all of them.
+    It is the LaunchCabling of ranks/cabled.py, through which the core makes groups. `facts` were
+    collected from all hosts (finding.py), `rank` is this rank's number in the launch. `relay_ports`
+    maps each rank to the TCP ports of its relay, by IP address; it is set once all relays run
+    (joining.py). `topology` has the hosts, joined by their cables. Raise InputError if none joins
+    all of them.
     """
 
     def __init__(self, facts: FabricFacts, rank: int, relay: CableRelay) -> None:

@@ -141,7 +141,10 @@ class _Leader:
         self.key, self.number = meeting["key"], meeting["number"]
 
     def run(self) -> None:
-        """Shake hands and measure; the first host's leader puts all facts into the store."""
+        """Shake hands and measure; the first host's leader puts all facts into the store.
+
+        Raise RuntimeError if a host does not answer within the launch's timeout.
+        """
         mine: Any
         try:
             mine = msgspec.to_builtins(

@@ -22,7 +22,8 @@ def fit_missing(
     """Fit the host costs if the plan has none, so that predictions include them. Collective.
 
     `say` is given lines about the progress. Does nothing for groups that recover from faults, which
-    they could not do meanwhile, and for groups with helpers, which serve only one communicator.
+    they could not do meanwhile. Nor does it for groups with helpers whose messages are compressed:
+    the calls to time would need another communicator, and helpers serve only one.
     """
     if host_of(communicator.plan.topology) is not None or communicator.path.outlives_links:
         return

@@ -168,7 +168,7 @@ def put_in_order(topology: Topology, order: tuple[int, ...] | None) -> Topology:
 def blueprint(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Blueprint:
-    """Plan the emulation of a topology, for `emulate_blueprint` to build.
+    """Plan the emulation of a topology, for `emulate_blueprint` (network.py) to build.
 
     Rates are scaled so that the slowest link has `slowest_bps`, in bit/s (None: to what this host's
     cores can emulate); `order[i]` is the GPU number of rank i (None: the topology's order). Raise

@@ -95,7 +95,10 @@ class _Watched:
     since: float | None = None
 
     def look(self, now: float) -> None:
-        """Look at the counters, and let the device collapse or mend."""
+        """Look at the counters `now` (time.monotonic), and let the device collapse or mend.
+
+        Raise ExecutionError if the tc that sets its rates has ended; so does `mend`.
+        """
         counts = read_counters(self.counters.read_text("ascii"), self.rates)
         busy = [key for key, count in counts.items() if _has_data(self.before.get(key), count)]
         self.before = counts

@@ -295,8 +295,8 @@ def run_mpi_ranks(
     """Run `command` once per rank under Open MPI, with MPI's rank i in rank i's namespace.
 
     `rehearsal` has the faults to cause meanwhile. On hosts that cables join, Open MPI gets no
-    settings for its networks. Return 0, or mpirun's exit code, which is that of the first failed
-    rank.
+    settings for its networks; raise InputError if there the ranks of a host do not follow each
+    other. Return 0, or mpirun's exit code, which is that of the first failed rank.
     """
 
     def kill(rank: int) -> None:

@@ -39,7 +39,10 @@ IDENTITY = "id0"
 
 
 class EmulationError(TopoplanError):
-    """This host cannot create network namespaces; the message gives the reason and the remedy."""
+    """This host lacks what an emulation needs, or a command that makes or changes one has failed.
+
+    The message gives the reason, and the remedy if something is lacking.
+    """
 
 
 def die_with_parent() -> None:

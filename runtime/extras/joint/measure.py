@@ -58,12 +58,15 @@ class JointTimes:
 
     @property
     def ratio(self) -> float | None:
-        """The stock collectives' time divided by the plans': above 1 the plans are faster."""
+        """The stock collectives' time divided by the plans': above 1 the plans are faster.
+
+        None if `stock_us` is None.
+        """
         return None if self.stock_us is None else self.stock_us / self.plan_us
 
     @property
     def bound_fraction(self) -> float | None:
-        """The lower bound divided by the plans' time: 1 is optimal."""
+        """The lower bound divided by the plans' time: 1 is optimal; None without a bound."""
         return None if self.bound_us is None else self.bound_us / self.plan_us
 
 

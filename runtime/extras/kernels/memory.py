@@ -165,7 +165,8 @@ def make_shared(
 ) -> KernelMemory:
     """Return rank `rank`'s memory in a buffer that processes share, for interpreted kernels.
 
-    The buffer has room for the regions of all ranks, and is zeros before the first call.
+    The buffer has room for the regions of all ranks, and is zeros before the first call. Raise
+    InputError if it is too small.
     """
     if buffer.nbytes < region.ranks * region.nbytes:
         raise InputError(

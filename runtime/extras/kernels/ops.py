@@ -57,7 +57,8 @@ class KernelGroup:
     ) -> None:
         """Run a collective whose buffer has `numel` elements from `source` to `target`.
 
-        Both are contiguous tensors on the GPU; `op` is the reduction, such as "sum".
+        Both are contiguous tensors on the GPU; `op` is the reduction, such as "sum". Raise
+        InputError if the kernels have no such reduction or cannot move such elements.
         """
         if op not in _OPS:
             raise InputError(f"op {op!r}; expected one of {', '.join(_OPS)}")
@@ -118,7 +119,7 @@ def allreduce(tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
 def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Return all ranks' tensors, concatenated along the first dimension.
 
-    `ranks` is the number of ranks in the group named `group`.
+    `ranks` is the number of ranks in the group named `group`; raise InputError if it is not.
     """
     source, result = tensor.contiguous(), _make_like(tensor, _grow(tensor, ranks))
     _find_group_of(ranks, group).run_collective("allgather", source, result, result.numel())
@@ -129,7 +130,8 @@ def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
 def reduce_scatter(tensor: torch.Tensor, ranks: int, op: str, group: str) -> torch.Tensor:
     """Return this rank's equal part, along the first dimension, of the reduction over all ranks.
 
-    `ranks` is the number of ranks in the group named `group`; `op` is as in "sum".
+    `ranks` is the number of ranks in the group named `group`; raise InputError if it is not. `op`
+    is as in "sum".
     """
     source, result = tensor.contiguous(), _make_like(tensor, _shrink(tensor, ranks))
     _find_group_of(ranks, group).run_collective(
@@ -143,7 +145,7 @@ def alltoall(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Exchange parts: return part number `rank` of every rank's tensor, concatenated.
 
     Tensors are divided into `ranks` equal parts along the first dimension; `rank` is this one in
-    the group named `group`.
+    the group named `group`. Raise InputError if the group has another number of ranks.
     """
     _shrink(tensor, ranks)
     source, result = tensor.contiguous(), _make_like(tensor, tensor.shape)

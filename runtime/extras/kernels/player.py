@@ -259,7 +259,7 @@ class KernelPlayer:
 
         They are contiguous, and may not overlap otherwise, except that an allgather's input may be
         its part of the output, and a reduce-scatter's output its part of the input. Raise
-        ExecutionError if an earlier call has timed out by now.
+        InputError if they do not fit, ExecutionError if an earlier call has timed out by now.
         """
         self.check()
         self._check_tensors(loaded, source, target)

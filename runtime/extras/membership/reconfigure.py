@@ -34,6 +34,8 @@ def reconfigure_handle() -> str:
     job first makes a group of its own:
 
         dist.init_process_group("topo", store=dist.HashStore(), rank=0, world_size=1)
+
+    Raise InputError without a default group, or if its backend is another one.
     """
     return _find_default_group("reconfigure_handle").get_reconfigure_handle()
 

@@ -23,7 +23,8 @@ def join_mpi() -> bool:
     These are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; those
     already set stay. Collective over all ranks of the launch. Return False, and do nothing, if no
     MPI launcher started this process, or RANK and WORLD_SIZE are set. Raise InputError if mpi4py is
-    missing, or uses another MPI than the launcher.
+    missing, or uses another MPI than the launcher, ExecutionError if the ranks find no place to
+    meet.
     """
     launcher = find_launcher()
     if launcher is None:

@@ -61,7 +61,10 @@ class MpiLinks(NamedLinks):
 
     @classmethod
     def open(cls, transport: Transport, name: str) -> MpiLinks:
-        """Connect the ranks of a transport by MPI, for the group `name`. Collective."""
+        """Connect the ranks of a transport by MPI, for the group `name`. Collective.
+
+        Raise InputError, on all ranks, if one of them cannot.
+        """
         try:
             cabling = find_cabling()
             if cabling is not None:

@@ -84,8 +84,8 @@ class NativePlayerOverMpi:
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """Run the program once; with `stamp`, which times messages, by the Python player.
 
-        On CPUs it has ended when this returns. Raise PlayError, with the program's earliest message
-        that did not end, at `deadline` (time.monotonic).
+        It has ended when this returns. Raise PlayError, with the program's earliest message that
+        has begun and not ended, at `deadline` (time.monotonic), or if a call of MPI fails.
         """
         if stamp is not None:
             self._other.play(deadline, stamp)
@@ -142,9 +142,12 @@ def encode(
 
     They are the number of nodes, and for each node its kind, the number of nodes that it waits for,
     and two lists after their lengths: the nodes that wait for it, and its operations. The nodes
-    that wait for nothing come last, receives before sends, in a list of the same kind. `width` is
-    that of an element in bytes, `ranks` the number of ranks, by which averages divide; nodes are
-    those of Requests; `dependencies` are of find_dependencies.
+    that wait for nothing come last, receives before sends, in a list of the same kind.
+
+    Nodes are the instructions but the Awaits, numbered anew in the program's order, as in Requests.
+    `dependencies[i]` are the numbers of the instructions that must end before instruction i begins,
+    no Awaits among them (find_dependencies in dependencies.py). `width` is the bytes of an element;
+    averages divide by `ranks`.
     """
     kept = [at for at, x in enumerate(program.instructions) if not isinstance(x, Await)]
     node_of = {at: node for node, at in enumerate(kept)}

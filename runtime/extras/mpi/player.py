@@ -170,7 +170,7 @@ class PlayerAsTheyCome:
         """Run the program once; `stamp`, if given, times its messages.
 
         On CPUs it has ended when this returns. Raise PlayError, with the program's earliest message
-        that did not end, at `deadline` (time.monotonic).
+        that did not end, at `deadline` (time.monotonic), or if a call of MPI fails.
         """
         active: list[Any] = [self.channel.wake_up_request]
         whose: list[int] = [_WAKE_UP]
@@ -316,7 +316,8 @@ class PlayerInWaves:
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """Run the program once; with `stamp`, which times messages, by the other player.
 
-        Raise PlayError, with the earliest message that did not end, at `deadline` (time.monotonic).
+        Raise PlayError, with the earliest message that did not end, at `deadline` (time.monotonic),
+        or if a call of MPI fails.
         """
         if stamp is not None:
             self._other.play(deadline, stamp)

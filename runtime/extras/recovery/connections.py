@@ -36,7 +36,7 @@ class ConnectionWatch:
         self._is_over = self.is_lost = self.is_closed = False
 
     def follow(self, opened_since: Collection[str], ports: Collection[int]) -> None:
-        """Begin to watch the group's connections made since `list_sockets` gave `opened_since`.
+        """Begin to watch the group's connections made since the sockets `opened_since` were listed.
 
         A connection is the group's if either end has one of the TCP ports `ports`, at which its
         ranks listen.

@@ -195,7 +195,8 @@ class Guarded:
     def renew(self, transport: Transport) -> None:
         """Switch to a plan for the connections that are left over `transport`.
 
-        Collective if a new plan is made. Raise InfeasibleError if there is no such plan.
+        Collective if a new plan is made. Raise InfeasibleError if there is no such plan,
+        ExecutionError if another link was lost meanwhile.
         """
         if self.base.transport is transport:
             return

@@ -171,11 +171,15 @@ class _PartialLinks(Links):
         self._control = control
 
     def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
-        """Return, for each item of `values`, the maximum over all ranks; raises like `meet`."""
+        """Return, for each item of `values`, the maximum over all ranks; raise as `meet` does."""
         return [max(of_ranks) for of_ranks in zip(*self._control.exchange(values), strict=True)]
 
     def meet(self, timeout_s: float) -> None:
-        """Wait for all ranks at a barrier, with as little skew as there can be."""
+        """Wait for all ranks at a barrier, with as little skew as there can be.
+
+        Raise RuntimeError if a rank does not come within the control's own limit; `timeout_s` is
+        not used.
+        """
         self._control.exchange(None)
 
 

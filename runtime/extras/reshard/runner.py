@@ -61,10 +61,10 @@ class InRounds(Messages):
         self.rounds = 0
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
-        """Run a transfer by a candidate schedule; call number `number` (None: the next).
+        """Run a transfer by a candidate schedule.
 
-        Each round is a call of its own. On GPUs it returns after the last copy. Raise
-        ExecutionError if a rank fails or the deadline passes.
+        Each round is a call with a number of its own, so `number` is not used. On GPUs it returns
+        after the last copy. Raise ExecutionError if a rank fails or the deadline passes.
         """
         assert isinstance(buffers, TransferBuffers)
         if candidate not in self._divided:

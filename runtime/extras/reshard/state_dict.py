@@ -52,7 +52,7 @@ def reshard_state_dict(
     fails or `timeout`, the deadline of the call, passes.
     """
     shared = find_transfers(timeout)
-    transport, cached = shared.transport, shared.plans
+    transport, cached = shared.transport, shared.reshards
     is_cached = isinstance(topology, str | None)
     with transport.faults.stock("comparing the state dicts to move"):
         names, mine = agree(transport, lambda: _check(source, destination))

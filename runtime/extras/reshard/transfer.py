@@ -57,13 +57,15 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class GroupTransfers:
-    """The transport and cached plans of all transfers between the ranks of one default group.
+    """The transport and cached transfers of all moves between the ranks of one default group.
 
-    `plans` are those of `reshard_state_dict`, by what they move and its dtype.
+    `reshards` are the transfers of `reshard_state_dict`, one for each dtype. A key has a hash from
+    each rank, of the names, meshes, placements and options of its call. The one used longest ago is
+    first, to be dropped first.
     """
 
     transport: Transport
-    plans: OrderedDict[tuple[bytes, ...], dict[torch.dtype, Reshard]] = field(
+    reshards: OrderedDict[tuple[bytes, ...], dict[torch.dtype, Reshard]] = field(
         default_factory=OrderedDict
     )
 
@@ -354,6 +356,7 @@ def make_plan(
     """Return the plan for demands on `topology`, whose GPU i runs rank i of `world`.
 
     `helpers` are other ranks that may relay; `time_limit_s` is the time for planning in seconds.
+    Raise PlanMismatchError if the topology has another number of GPUs.
     """
     from ....synth.groups.ranks import choose_helpers
     from ....synth.numeric.effort import Effort
@@ -374,7 +377,10 @@ def make_plan(
 
 
 def agree(transport: Transport, make: Callable[[], _T]) -> _T:
-    """Return what `make` returns on this rank; if it raises on one, raise on all. Collective."""
+    """Return what `make` returns on this rank; if it raises on one, raise on all. Collective.
+
+    Ranks on which it did not raise get an InputError with another rank's message.
+    """
     error: Exception | None = None
     try:
         made = make()
@@ -389,9 +395,10 @@ def agree(transport: Transport, make: Callable[[], _T]) -> _T:
 
 
 def find_transfers(timeout: timedelta) -> GroupTransfers:
-    """Return the transport and plans that all transfers of the default group share.
+    """Return the transport and cached transfers that all calls on the default group share.
 
     `timeout` is the deadline of the next call. Collective the first time, and after a failure.
+    Raise InputError without a default group.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")

@@ -75,8 +75,9 @@ class PlayerInSharedMemory:
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """Run the program once; on return it has ended. There are no messages for `stamp` to time.
 
-        Raise PlayError at `deadline` (time.monotonic), and ExecutionError if this rank has ended
-        its calls.
+        Raise PlayError at `deadline` (time.monotonic), or if another rank has ended, has given up
+        or makes another call. Raise ExecutionError if this rank has given up itself, since its
+        group was destroyed or another of its calls failed, or if this process was forked from it.
         """
         outcome = self._play(self._player, deadline)
         while outcome == PAUSED:  # Python handles signals, such as Ctrl-C, in between

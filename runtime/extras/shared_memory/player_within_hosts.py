@@ -162,8 +162,11 @@ class PlayerWithinHosts:
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """Run the program once; `stamp`, if given, times the messages between hosts.
 
-        Raise PlayError at `deadline` (time.monotonic), and ExecutionError if this rank has ended
-        its calls.
+        If the stamp has a method `before_wait`, it is called before each wait for another host.
+        Raise PlayError, which names the message, at `deadline` (time.monotonic), if gloo fails, or
+        if the rank at the message's other end has ended, has given up or makes another call. Raise
+        ExecutionError if this rank has given up itself, since its group was destroyed or another of
+        its calls failed, or if this process was forked from it.
         """
         works: dict[int, dist.Work] = {}
         posted = iter(self._posted)

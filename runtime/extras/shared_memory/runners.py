@@ -134,7 +134,8 @@ class InSharedMemory(_MemoryRunner):
     ) -> Play:
         """Return a function that runs the `compiled` program on the target to which it is bound.
 
-        The call is in place, so no scratch memory is needed, and torch adds nothing.
+        The call is in place, so no scratch memory is needed, and torch adds nothing; `candidate`
+        and `buffers` are not used.
         """
         bound = binding.bound or compiled.bind(binding)
         return partial(self._play_bound, compiled, bound.player.play)
@@ -184,8 +185,9 @@ class WithinHosts(_MemoryRunner):
     ) -> list[Candidate]:
         """Return the candidates worth trying for a size in bytes, most promising first.
 
-        These are the schedules without helpers of `sent`, which are worth sending as messages: all
-        of them if `is_alone`, as none is sent so then, else the first two and the last.
+        These are the schedules without helpers of `sent`, which are worth sending as messages at
+        this size: all of them if `is_alone`, as none is sent so then, else the first two and the
+        last.
         """
         within = [self._play(x.schedule) for x in sent if not x.schedule.helpers]
         room = len(within) if is_alone else _RACED_WITHIN_HOSTS

@@ -31,10 +31,10 @@ class Tally:
         self.calls, self._owner, self._label, self._bits = 0, owner, label, bits
 
     def begin(self) -> None:
-        """Take note that a call begins; return what is to be called with each message, if any."""
+        """Do nothing: a call counts when it ends, and messages are of no interest."""
 
     def end(self, number: int | None) -> None:
-        """Count a call, and report every REPORTED_EVERY-th one."""
+        """Count a call, whatever its `number`, and report every REPORTED_EVERY-th one."""
         self.calls += 1
         self._owner.note(self._label, self._bits)
         if self.calls % REPORTED_EVERY == 0:

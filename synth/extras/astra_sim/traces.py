@@ -116,7 +116,7 @@ class _TraceWriter:
         self._node, self._attribute = _load_types()[:2]
 
     def write(self) -> tuple[bytes, ...]:
-        """Return the file of each rank."""
+        """Return the file of each rank; raise InfeasibleError if a message would have no bytes."""
         schedule, parts = self._schedule, range(self._segments)
         ticks: dict[int, list[tuple[int, Transfer]]] = defaultdict(list)
         for step, transfers in enumerate(schedule.by_step):

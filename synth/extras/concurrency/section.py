@@ -69,7 +69,7 @@ class Concurrent:
     name, version, runner = NAME, 2, "turns"
 
     def to_json(self, numbers: dict[Schedule, int]) -> dict[str, Any]:
-        """Return the field's content."""
+        """Return the JSON content of the field `concurrent`; `numbers` are not needed."""
         return {
             "limits": dict(self.limits.most),
             "bound": self.bound and self.bound.to_json(),
@@ -129,7 +129,10 @@ class Concurrent:
         return {self.name: figures}
 
     def find_gap(self, plan: Plan) -> Fraction | None:
-        """Return how far the schedule for large sizes is below the bound, as a share of it."""
+        """Return how far the schedule for large sizes is below the bound, as a share of it.
+
+        None if no bound is known, or the schedule uses no links.
+        """
         limit_GBps = plan.limit_GBps(plan.entries[-1])
         if self.bound is None or limit_GBps is None:
             return None

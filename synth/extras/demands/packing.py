@@ -188,7 +188,10 @@ class DemandPacking(SharePacking[Delivery]):
         return [(column, share) for column, share in shares if share]
 
     def price_columns(self) -> list[Delivery]:
-        """Return new columns that cost less than their class's dual; store the bound."""
+        """Return new columns that cost less than their class's dual; store the bound.
+
+        Raise InfeasibleError if a piece cannot reach its receivers.
+        """
         length, before = self._find_distances(self.prices)
         fresh, total = list[Delivery](), 0.0
         for part in range(len(self.classes)):

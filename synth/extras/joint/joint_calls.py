@@ -30,7 +30,8 @@ from ...sizes import parse_size, show_size
 ONE = Fraction(1)
 # Bytes of a file: 4,096 groups of 64 ranks take 1.5 MB.
 _MAX_FILE_BYTES = 1 << 24
-# Digits of a weight's parts: shares of links are fractions with such denominators.
+# Largest weight, and largest denominator of one: shares of links are fractions with such
+# denominators.
 _MAX_WEIGHT = 10**6
 _KIND = re.compile(r"[A-Za-z_][\w.-]*")
 _SYNTAX = 'expected KIND=RANKS|RANKS|..., such as "tp=0,1|2,3 dp:allreduce:1G=0,2|1,3"'

@@ -215,7 +215,10 @@ class JointPacking(SharePacking[Branches]):
         return out
 
     def price_columns(self) -> list[Branches]:
-        """Return new columns that cost less than the dual of their part, and record the bound."""
+        """Return new columns that cost less than the dual of their part, and record the bound.
+
+        Raise InfeasibleError if a group's ranks cannot reach each other.
+        """
         metric, total = self._price_routes(), 0.0
         # Trees of few steps come first, so that they carry what they can.
         fresh = [] if self.columns else [*self.start, *self._list_hub_trees(metric)]

@@ -1,8 +1,8 @@
 """Exact rates of given rings and trees, with each hop on the hardware's route.
 
 The loads equal those of the schedules that `synth/channels` makes of rings and chains
-(`schedule_trees` makes one of branching trees), summed up without building the schedules: a log of
-512 ranks and 32 channels would have millions of transfers.
+(nccl_files/binary_trees.py makes one of branching trees), summed up without building the schedules:
+a log of 512 ranks and 32 channels would have millions of transfers.
 """
 
 from collections import Counter

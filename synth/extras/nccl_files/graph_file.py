@@ -2,7 +2,7 @@
 
 A graph is NCCL's name for a set of channels, which are rings, or trees of one kind. The rules are
 those of NCCL's graph/search.cc and graph/xml.cc. Anything that NCCL would stop on, or misread, is
-an InputError with file and line. `graph_check` checks whether the channels make sense.
+an InputError with file and line. graph_check.py checks whether the channels make sense.
 """
 
 import re

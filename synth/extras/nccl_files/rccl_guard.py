@@ -23,7 +23,7 @@ from ..stock.rccl import RcclHost
 from .guard import BETWEEN_CPUS, WORTH_WRITING, count_link_rates
 from .robust import LinkRates, rebuild_request
 
-# Share of a bound that floating point may lose in it.
+# Share of a bound from which it counts as reached: bounds are computed in floating point.
 PROVED = 1 - Fraction(1, 10**7)
 # Share of their bound that chains must reach at least where the file's rings are above that bound:
 # RCCL then takes rings for all but small calls.
@@ -141,7 +141,7 @@ class RcclGuard:
         return self._others[key]
 
     def find_allreduce(self, between_cpus: int) -> Fraction:
-        """Return the algbw in GB/s of stock's allreduce, or an upper bound on any; 0 if unknown.
+        """Return the algbw in GB/s of stock's allreduce, or an upper bound on any if it is unknown.
 
         Stock's is that of the faster of its rings and chains. Links between CPUs have
         `between_cpus` times their rates.

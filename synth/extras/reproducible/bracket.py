@@ -19,7 +19,7 @@ Bracket = int | tuple["Bracket", "Bracket"]
 
 
 def parse_bracket(text: str) -> Bracket:
-    """Return a bracketing, written as `find_bracketing` writes it, as nested pairs of ranks."""
+    """Return a bracketing, written as bracketing.py writes it, as nested pairs of ranks."""
     done: list[Bracket] = []
     for token in text.replace("(", " ").replace("+", " ").replace(")", " ) ").split():
         if token == ")":

@@ -76,14 +76,14 @@ class OneBracketing:
         return Fraction(0)
 
     def list_lines(self, plan: Plan) -> list[str]:
-        """Return the line on the bracketing for the plan's description."""
+        """Return the line on the bracketing; `plan` is not needed."""
         return [
             f"reproducible: every element is added up as {self.bracketing}; bound and gap are of "
             "all schedules, reproducible or not"
         ]
 
     def list_figures(self, plan: Plan) -> dict[str, Any]:
-        """Return the bracketing as a field of topo-synth's JSON."""
+        """Return the bracketing as a field of topo-synth's JSON; `plan` is not needed."""
         return {self.name: {"bracketing": self.bracketing}}
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def report_spares(plan: Plan, size: int) -> tuple[dict[str, Any], Callable[[Console], None]]:
     """Return the JSON fields on a plan's spares, and a function that prints the table of them.
 
-    `size` is the size of the buffer in bytes for which times are predicted.
+    Gaps are those of the plans' schedules for a buffer of `size` bytes.
     """
     by_lost = {spare.lost: plan.use_spare(spare) for spare in plan.spares}
     whole, rows = plan.bound_one_way.algbw_GBps, []

@@ -124,7 +124,7 @@ class RcclHost:
     ) -> Fraction:
         """Return the algbw in GB/s of RCCL's own rings or chains (`shape`), which must be known.
 
-        Links between CPUs have `between_cpus` times their rates.
+        Links between CPUs have `between_cpus` times their rates; `level` has no effect.
         """
         assert self.stock is not None
         graph = self.stock.rings if shape == RING else self.stock.chains

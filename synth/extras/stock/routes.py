@@ -15,7 +15,7 @@ class NcclRouter(Router):
 
     GPUs that are two NVLinks apart use the GPU between them (NVB), unless NCCL_NVB_DISABLE=1 is
     set. All other routes are those of the router `hardware`. `relays` is the GPU between, by the
-    sending and the receiving one. The topology must be one that `model_stock` models.
+    sending and the receiving one. The topology must be one that model_stock of model.py models.
     """
 
     def __init__(self, hardware: Router) -> None:
@@ -24,7 +24,10 @@ class NcclRouter(Router):
         self.relays = _find_relays(hardware.topology)
 
     def find_route(self, start: str, end: str) -> Route | None:
-        """Return the route from one device to another, through a GPU only between two NVLinks."""
+        """Return the route from one device to another, through a GPU only between two NVLinks.
+
+        None if there is none.
+        """
         relay = self.relays.get((start, end))
         return (start, relay, end) if relay else self._hardware.find_route(start, end)
 

@@ -181,7 +181,7 @@ def list_carrying(facts: FabricFacts, segments: Sequence[Segment]) -> list[Segme
 
 
 def list_data_segments(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return those segments that carry data, not the rendezvous."""
+    """Return those segments that may carry data: all that are not marked `is_management`."""
     return tuple(segment for segment in segments if not segment.is_management)
 
 

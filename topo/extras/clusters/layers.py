@@ -151,7 +151,8 @@ def build_cluster(cluster: Cluster, rows: list[Row], *, qualify: bool) -> Cluste
 
     A row is a host, the switches above it (the closest first), and its place in the file. With
     `qualify`, switches of one name below different switches are different (labels name domains
-    within domains). Without it such a name is refused, like a host that occurs twice.
+    within domains). Without it such a name is refused by an InputError, like a host that occurs
+    twice.
     """
     seen: dict[tuple[int, str], tuple[tuple[str, ...], str]] = {}
     ids = _name_paths([path for _, path, _ in rows]) if qualify else {}

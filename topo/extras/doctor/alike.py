@@ -95,8 +95,8 @@ def name_hosts(names: Sequence[str], topologies: Sequence[Topology]) -> list[Com
     """Return the hosts of topologies, each with the name of its topology in `names` as its label.
 
     Hosts of a topology that has several have their ids there after its name. If there are several
-    topologies, each host with a GPU has the id, `host0` and so on, that `join_hosts` gives it in
-    the machine of them all.
+    topologies, each host with a GPU has the id, `host0` and so on, that join_hosts of
+    topo/derived/hosts.py gives it in the machine of them all.
     """
     hosts: list[ComparedHost] = []
     joined = 0

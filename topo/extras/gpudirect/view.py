@@ -168,7 +168,7 @@ class PairView(DetailedView):
     def get_cpu_text(self, ident: str, name: str) -> str | None:
         """Return `arch`, `vendor`, `familyid` or `modelid` of the first CPU on the host of `ident`.
 
-        NCCL's rules depend on that CPU's model.
+        None if it is unknown. NCCL's rules depend on that CPU's model.
         """
         cpus = self.paths.list_in_host(ident, "cpu")
         value = self.topology.by_id[cpus[0]].extra.get(name) if cpus else None

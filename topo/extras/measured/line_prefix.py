@@ -9,9 +9,10 @@ _MAX_PREFIX = 200
 
 
 def make_prefix(before: str) -> re.Pattern[str] | None:
-    """Return a pattern of the text `before` a heading, to strip it from all lines; None if blank.
+    """Return a pattern of the text `before` a heading, for `cut_prefix` to strip from lines.
 
-    Its numbers may differ from line to line: they are times, ranks or processes.
+    Its numbers may differ from line to line: they are times, ranks or processes. None if the text
+    is blank, or too long to be a prefix.
     """
     if not before.strip() or len(before) > _MAX_PREFIX:
         return None

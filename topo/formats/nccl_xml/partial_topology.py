@@ -138,7 +138,7 @@ def get_topoplan_attribute(element: Element, key: str) -> str | None:
 
 
 def find_gpu_board(gpu: Element, pci: Element) -> Board | None:
-    """Return the board of a gpu element, by its name or the PCI id of its pci element."""
+    """Return the board of a gpu element, by its name or the PCI id of its pci element, if known."""
     return find_board(gpu.get("name") or "") or find_by_id(pci.get("device") or "")
 
 

@@ -93,7 +93,7 @@ def find_components(among: int, neighbours: Callable[[int], int]) -> list[int]:
 
 
 def list_some(names: Iterable[str], limit: int = 6) -> str:
-    """Join names for a note: all if they are few, else the first ones."""
+    """Join names for a note: all if there are at most `limit`, else the first ones."""
     return join_first(names, limit)
 
 

@@ -56,7 +56,8 @@ class _Reader:
     def __init__(self) -> None:
         self._runs, self._table = Runs(), 0
         self._ranks, self._size = 0, 0.0
-        # The order of columns, the rows of the present table by size, and the trials.
+        # The order of columns, the (algbw, busbw) of trials, and the rates by name that an older
+        # version has printed so far.
         self._names: list[str] = []
         self._trials: list[tuple[float, float]] = []
         self._single: dict[str, float] = {}

@@ -139,8 +139,9 @@ def read_file(name: str, collective: str | None = None) -> FileContents:
 def read_text(text: str, where: str, collective: str | None = None) -> FileContents:
     """Return the contents of a text, which errors call `where`.
 
-    Raise InputError in the same cases as read_file: NothingToJudgeError for a text without
-    anything to compare with a bound.
+    `collective` is as for `read_file`, and errors are the same: NothingToJudgeError for a text
+    without anything to compare with a bound, InputError if its tables are of other collectives than
+    that.
     """
     try:
         contents = replace(_read_any(text, where, collective), text=cut_text(text))

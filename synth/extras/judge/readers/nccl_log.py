@@ -348,7 +348,7 @@ class LogReader:
 
     @property
     def what_failed(self) -> str:
-        """What the failure ended, in words."""
+        """What the `failure` was of, in words: the start, a call after it, or some call."""
         if self._completed:
             return "a call failed after the initialization"
         # An excerpt may begin after the start.

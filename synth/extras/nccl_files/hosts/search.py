@@ -75,7 +75,10 @@ class ChannelSearch(Packing[HostChannel]):
     # -- the linear program
 
     def price_columns(self) -> list[HostChannel]:
-        """Return channels that improve the program; record the bound that the prices prove."""
+        """Return channels that improve the program; record the bound that the prices prove.
+
+        Raise InfeasibleError if no path from a NIC visits all GPUs of a host.
+        """
         offers = sorted(
             (offer for net in range(len(self.network.nets)) for offer in self._price_nic(net)),
             key=lambda offer: offer[0],

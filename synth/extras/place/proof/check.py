@@ -120,13 +120,14 @@ def check_place_bound(
 
 
 def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
-    """Return the least number of messages that leave a part, per member of a group in the part.
+    """Return the least that leaves a part of the machine, per member of a group in the part.
 
-    The part has `inside` of the group's `size` members, and `shape` is that of their pattern
-    (job.py): "around" a ring, all "pairs", a "line", or "spread" for a plan. With `covers` the
-    parts cover the whole machine, and the result bounds the mean over all ranks. One message leaves
-    each part around a ring; p parts of a line send 2 (p - 1) together, those of a plan (p - 1)
-    times its bytes; of pairs, all divided ones count.
+    It is in messages of the pattern's `bytes_each` bytes. The part has `inside` of the group's
+    `size` members, and `shape` is that of their pattern (job.py): "around" a ring, all "pairs", a
+    "line", or "spread" for a plan. One message leaves each part around a ring; of pairs, all
+    divided ones count. With `covers` the parts cover the whole machine, and the result bounds the
+    mean over all ranks: p parts of a line send 2 (p - 1) together, those of a plan (p - 1). Without
+    `covers` a part of a line counts one, that of a plan min(inside, size - inside) / size.
     """
     if inside == size:
         return Fraction(0)
@@ -187,7 +188,8 @@ class Proof:
     def prove_cases(self, node: Mapping[str, Any]) -> Fraction:
         """Return the lower bound in seconds that a certificate's proof, `node`, gives.
 
-        The caller must set `tiers` first, as `prove` does.
+        The caller must set `tiers` first, as `prove` does. Raise VerificationError if the proof is
+        invalid.
         """
         return max(self.floor_of_latencies({}), self._prove_case(node, {}))
 
