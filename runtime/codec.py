@@ -1,7 +1,7 @@
 """The contract of codecs, which compress the values of messages; extras add them (group `codecs`).
 
 A codec encodes float32 values in bytes for a message, alike on all ranks. Encoding decoded values
-again gives the same bytes: messages that ranks forward unchanged lose nothing more. A program is
+again gives the same values: messages that ranks forward unchanged lose nothing more. A program is
 one rank's list of instructions for a schedule; received values are decoded to staging memory, and
 encoded ones are in the wire buffer. An Encoder writes the instructions that encode messages
 (Encode) and an Encoding carries them out. Error feedback adds a call's rounding errors to the next
@@ -80,11 +80,14 @@ class Codec(ABC):
     def open(self, sizes: BufferSizes, slicer: Slicer) -> Encoding:
         """Return a program's buffers, with sizes of `list_buffers`, cut from `slicer`'s memory."""
 
-    def encode_messages(self, layout: Layout, rank: int, reads: Reads, writes: Writes) -> Encoder:
-        """Return what writes the encoding instructions of the messages of `rank` in a schedule.
+    def make_message_encoder(
+        self, layout: Layout, rank: int, reads: Reads, writes: Writes
+    ) -> Encoder:
+        """Return the Encoder that writes the Encode instructions for what `rank` sends.
 
-        `layout` has the places of chunks; `reads` and `writes` list, by piece, the steps in which
-        it is sent and arrives.
+        `layout` has the places of chunks in the work buffer; `reads` and `writes` list, for each
+        piece (the part of a chunk that a message carries), the steps in which it is sent and in
+        which it arrives. Raise InputError if the extra that encodes messages is not installed.
         """
         make: Callable[..., Encoder] = Names(ENCODERS).find("messages")
         return make(self, layout, rank, reads, writes)

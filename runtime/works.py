@@ -129,6 +129,8 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
     def stand_for(self, stock: dist.Work) -> None:
         """Let `wait` also wait for `stock`, a work of the backend's own, if torch registers works.
 
+        This is for works on CPU tensors; `wait` of a GpuWork does not.
+
         It does so, by thread, for functions that it compiles, and a work leaves its registry when
         it is waited for (`allow_inflight_collective_as_graph_input_ctx`).
         """

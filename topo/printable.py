@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Escape a text like `printable`, except for its line ends and tabs."""
+    """Escape a text like `printable`, except for newlines and tabs."""
     lines = (line.split("\t") for line in text.split("\n"))
     return "\n".join("\t".join(map(printable, parts)) for parts in lines)
 

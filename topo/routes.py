@@ -61,7 +61,7 @@ class Router:
     """
 
     omits_pairs = False
-    """Whether there may be pairs of GPUs without a route although a path joins them."""
+    """Whether GPUs may have no route although a path through no other GPU joins them."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology

@@ -95,7 +95,10 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments (None: sys.argv); options may stand between positional arguments, too."""
+        """Parse arguments (None: sys.argv).
+
+        Options may stand between positional arguments, unless there are subcommands or `--`.
+        """
         given = list(sys.argv[1:] if args is None else args)
         # argparse cannot do both, and subcommands have options of their own.
         if self._subparsers is None and "--" not in given:

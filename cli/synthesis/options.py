@@ -257,8 +257,11 @@ def _settle_request(args: argparse.Namespace) -> None:
     needed = ("topology",) if find_mode(args) else ("collective", "topology")
     missing = [option for option in needed if getattr(args, option) is None]
     if missing:
+        lacking = f"no {' and no '.join(missing)} given"
+        if "collective" not in needed:
+            raise InputError(f"{lacking}; expected one, such as dgx1 or a file")
         raise InputError(
-            f"no {' and no '.join(missing)} given; expected both, as in: {shown_name(PROG)} "
+            f"{lacking}; expected both, as in: {shown_name(PROG)} "
             f"{args.collective or 'allreduce'} {args.topology or 'dgx1'}"
         )
 

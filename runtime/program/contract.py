@@ -108,7 +108,7 @@ class Listener(Protocol):
 
 
 class Observer(Protocol):
-    """What an extra adds to measure or count calls."""
+    """What an extra, an optional part of topoplan, adds to measure or count calls."""
 
     def listen(self, calls: ObservedCalls, /) -> Listener | None:
         """Return the listener for calls of one kind, None if they are of no interest.
@@ -117,7 +117,9 @@ class Observer(Protocol):
         """
 
     def begin_anew(self, size_bytes: int, /) -> None:
-        """Forget the calls of a size (bytes) so far: they were those of a race, which has ended."""
+        """Forget the calls of a size (bytes) so far: they timed candidates (schedules, and the
+        backend's own collective) in a race, which has ended.
+        """
 
 
 class Observed:

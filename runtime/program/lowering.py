@@ -125,7 +125,9 @@ class _Writer:
         self.first = dict.fromkeys(self.writes, 0)
         self.lands = {id(m): codec is None and self._lands_in_place(m, batched) for m in receives}
         self.encoder = (
-            None if codec is None else codec.encode_messages(layout, rank, self.reads, self.writes)
+            None
+            if codec is None
+            else codec.make_message_encoder(layout, rank, self.reads, self.writes)
         )
 
     def _begin_sums(self) -> None:

@@ -215,7 +215,9 @@ class Encoder(Protocol):
 class MessageCodec(Protocol):
     """A compressed format, as far as the lowering to programs needs to know it."""
 
-    def encode_messages(self, layout: Layout, rank: int, reads: Reads, writes: Writes) -> Encoder:
+    def make_message_encoder(
+        self, layout: Layout, rank: int, reads: Reads, writes: Writes
+    ) -> Encoder:
         """Return what makes the encoding instructions of `rank`, whose chunks `layout` places.
 
         `reads` and `writes` list the steps in which each piece is sent and arrives.

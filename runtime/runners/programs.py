@@ -289,7 +289,7 @@ class Messages(ProgramRunner):
     """
 
     name = MESSAGES
-    stages = True
+    stages = True  # received values need staging memory
 
     def __init__(
         self,
@@ -337,9 +337,10 @@ class Messages(ProgramRunner):
         return self._ranks.issuperset(schedule.participants)
 
     def is_usable(self, schedule: Schedule) -> bool:
-        """Return whether all ranks get the same bits from a schedule, rounded as allowed.
+        """Return whether a schedule may be used.
 
-        That is always so without a codec.
+        With a codec that is if all ranks get the same bits from it, rounded as allowed; without one
+        always.
         """
         if self.codec is None:
             return True

@@ -95,7 +95,7 @@ def choose_step(highest: float) -> float:
 
 def show_us(us: float) -> str:
     """Format a time in us: 12.3 us, 4.5 ms, 1.2 s."""
-    for limit, factor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
+    for limit, factor, unit in ((999.5, 1.0, "us"), (999.5e3, 1e3, "ms")):  # 999.6 is 1e+03
         if us < limit:
             return f"{us / factor:.3g} {unit}"
     return f"{us / 1e6:.3g} s"

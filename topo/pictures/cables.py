@@ -133,7 +133,7 @@ def describe_rates(topology: Topology) -> list[str]:
     """Return a line for each GPU link rate that is NCCL's or RCCL's effective figure.
 
     A machine read from an NCCL XML has lower rates than the same machine from a preset, a matrix
-    or NVML, which have the datasheet's. The line gives both.
+    or NVML, which have the datasheet's. The line gives that, too, where it is known and differs.
     """
     counted: dict[tuple[str, str, Fraction | None], None] = {}
     for link in topology.links:

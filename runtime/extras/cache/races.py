@@ -38,9 +38,9 @@ class CachedRace(Struct, frozen=True):
     """The result of a race at one size.
 
     `winner` and `own` are indices into `Candidates.all` (ranking.py): the fastest candidate (None:
-    the stock collective) and the fastest schedule of the plan; `labels` are their names. `time_us`
-    is the winner's median microseconds, `raced_us` each candidate's by name; `raced_on` is the
-    date.
+    the stock collective), and the fastest schedule of the plan, which runs for types of elements
+    that stock cannot do; `labels` are their names. `time_us` is the winner's median microseconds,
+    `raced_us` each candidate's by name; `raced_on` is the date.
     """
 
     winner: Index | None

@@ -109,7 +109,7 @@ class ScaledCodec(Codec):
             values.view(-1, self.block).mul_(scale[:, None])
 
     def list_buffers(self, program: Program, *, feedback: bool) -> BufferSizes:
-        """Return the element types and sizes of the buffers that a program's encoding needs.
+        """Return the numbers of elements, and their types, of the buffers that encoding needs.
 
         In this order: the encoded bytes, the values before encoding, the rounded values, and, with
         `feedback`, the rounding errors.

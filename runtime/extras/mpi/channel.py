@@ -189,7 +189,7 @@ def make_collective(
 
 
 def _view(channel: MpiChannel, tensor: torch.Tensor, collective: Collective) -> Any:
-    """Return a tensor's memory as mpi4py takes it, and each rank's part of it in elements.
+    """Return a tensor's memory and the MPI type of its elements, as mpi4py takes them.
 
     Without additions the elements are bytes.
     """

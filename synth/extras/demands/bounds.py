@@ -3,6 +3,7 @@
 Demands are pieces of data, the ranks that hold each one, and those that need it. A packing is the
 linear program that divides the pieces among trees (packing.py); its duals are prices of links. The
 multipath bound is for any use of the links, the single-path bound for the hardware's routes alone.
+Pieces that the same ranks hold and the same ranks need are one class.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def find_multipath_bound(
 
     If switches copy what several ranks need, it is that of the machine in which each such switch is
     one with its nearest GPU. With many GPUs or classes of pieces it is that of a cut. `effort`
-    limits the work and the time; `progress` is called with lines of text.
+    limits the work and the time; `progress` is called with lines of text. Raise InfeasibleError if
+    a piece cannot reach a rank that needs it.
     """
     if is_large(demands, topology):
         return find_cut_bound(demands, topology)

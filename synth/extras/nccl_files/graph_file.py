@@ -1,8 +1,9 @@
 """Read NCCL's graph XML, which NCCL_GRAPH_DUMP_FILE makes NCCL write and NCCL_GRAPH_FILE read.
 
 A graph is NCCL's name for a set of channels, which are rings, or trees of one kind. The rules are
-those of NCCL's graph/search.cc and graph/xml.cc. Anything that NCCL would stop on, or misread, is
-an InputError with file and line. graph_check.py checks whether the channels make sense.
+those of NCCL's graph/search.cc and graph/xml.cc. Anything that NCCL would stop on is an InputError
+with file and, inside it, line; what only some versions misread is noted. graph_check.py checks
+whether the channels make sense.
 """
 
 import re

@@ -51,7 +51,9 @@ class RcclComparison:
 
     @property
     def least(self) -> Fraction:
-        """The smallest ratio to stock of any shape, at any rates; 0 if stock is not known."""
+        """The smallest ratio of any shape, at any rates, to stock's rate or, if that is not known,
+        to its upper bound; 0 if nothing is known.
+        """
         ratios = (
             rate / self.others[key] if self.others[key] else Fraction(0)
             for key, rate in self.rates.items()

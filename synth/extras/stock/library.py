@@ -1,6 +1,6 @@
 """Choose the model of the library (NCCL or RCCL) that a machine uses, behind one interface.
 
-`find_library` returns it: NCCL on one host, NCCL on each of several equal hosts, or RCCL on one.
+`find_library` returns that of one host. `find_nccl` has NCCL on each of several equal hosts, too.
 
 Stock is what the library does by itself, without a graph file (NCCL_GRAPH_FILE) that gives it its
 channels. A channel is one ring, or one chain: a path through all GPUs, which NCCL calls a tree

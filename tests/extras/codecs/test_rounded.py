@@ -43,7 +43,7 @@ class Toy:
     def room(self, padded: int) -> int:
         return self.nbytes(padded) + 3
 
-    def encode_messages(
+    def make_message_encoder(
         self, layout: Layout, rank: int, reads: Reads, writes: Writes
     ) -> MessageEncoder:
         return MessageEncoder(self, layout, rank, reads, writes)

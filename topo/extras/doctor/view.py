@@ -136,7 +136,8 @@ class PcieState:
         """GB/s in one direction on the PCIe lanes in use, before packet headers.
 
         It is the transfer rate of the link's maximum generation, after 8b/10b coding (Gen1 and 2)
-        or 128b/130b coding (later), by the PCI Express base specifications. None if unknown.
+        or 128b/130b coding (Gen3 to 5; Gen6 is counted alike), by the PCI Express base
+        specifications. None if unknown.
         """
         if self.generation is None or self.lanes is None:
             return None

@@ -50,7 +50,7 @@ _DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
 def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
     """Return whether a NIC reaches the memory of a GPU of its host directly; both are ids.
 
-    The answer includes the rule and the evidence.
+    The answer includes the reason, the evidence and advice.
     """
     path, maker = view.paths.find_kind(gpu, nic), view.find_maker(gpu)
     label = view.paths.find_label(gpu, nic)

@@ -165,11 +165,10 @@ def build_p2p_facts(
     devices are left out and noted.
     """
     for table in tables:
-        if not set(table.names) <= gpus or len(table.names) > MAX_PAIRED:
-            notes.append(
-                f"the -p2p matrix of line {table.line} has other GPUs than the matrix of -m; left "
-                "out"
-            )
+        is_other = not set(table.names) <= gpus
+        if is_other or len(table.names) > MAX_PAIRED:
+            why = "other GPUs than the matrix of -m" if is_other else f"more than {MAX_PAIRED} GPUs"
+            notes.append(f"the -p2p matrix of line {table.line} has {why}; left out")
             continue
         source = TOPO_P2P
         if table.flag in _KEYS:
