@@ -78,7 +78,7 @@ class LoggedUsage(GroupUsage):
         return {} if self._list_used is None else self._list_used()
 
     def count_stock(self, collective: str) -> None:
-        """Count a call of this collective that went to gloo or NCCL but could have had a plan."""
+        """Count a call that gloo or NCCL made, of a collective (its name) that may have plans."""
         self._stock_calls[collective] += 1
         steps.note(STOCK)
 
