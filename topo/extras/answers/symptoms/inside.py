@@ -5,6 +5,13 @@ from __future__ import annotations
 from ..symptom import Symptom, When
 from .common import HANGS, NCCL, TESTS, VLLM
 
+# What says that a server came past NCCL's start, or that GPUs have NVSwitches with SHARP.
+_STARTED = (
+    r"Init COMPLETE|Custom allreduce|Graph capturing|KV cache|Loading model"
+    r"|via NET/|NCCL WARN|[Ee]rror"
+)
+_NVSWITCH = r"\bG?B[23]00\b|\d ?x ?B[23]00\b"
+
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "acs",
@@ -194,14 +201,27 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/Project-HAMi/HAMi/issues/2641",
     ),
     Symptom(
+        "nvls-start-hangs",
+        (
+            When((r"vLLM is using nccl==|Found nccl from library", _NVSWITCH), (_STARTED,)),
+            When(
+                (r"NVLS tuning: nChannels \d+",),
+                (r"Init COMPLETE|NCCL WARN|[Ee]rror|algbw|out of memory",),
+            ),
+        ),
+        "the log ends where GPUs join their NVSwitches: the switches' state is stale (the fabric "
+        "manager was restarted without a reset of the GPUs), or NCCL 2.30.4 to 2.30.7 hang there",
+        "reboot the host, or reset all GPUs with the fabric manager running; try "
+        "NCCL_NVLS_ENABLE=0, and NCCL 2.28.9 or one after 2.30.7",
+        "low",
+        f"{VLLM}40604",
+    ),
+    Symptom(
         "nccl-start-hangs",
         (
             When(
                 (r"vLLM is using nccl==|Found nccl from library",),
-                (
-                    r"Init COMPLETE|Custom allreduce|Graph capturing|KV cache|Loading model"
-                    r"|via NET/|NCCL WARN|[Ee]rror",
-                ),
+                (_STARTED, _NVSWITCH),
             ),
         ),
         "the log ends in NCCL's start, before the ranks are joined; most often GPUs do not reach "
@@ -317,6 +337,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "each other, leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out",
         "medium",
         f"{VLLM}49101",
+    ),
+    Symptom(
+        "flashinfer-multicast",
+        (When((r"\[SymmDeviceMemory\] Device does not support multicasting",)),),
+        "FlashInfer's allreduce joined with the norm wants NVSwitches that add (multicast), and "
+        "these GPUs have none for all ranks: bridges, PCIe, a container or confidential computing",
+        "switch it off (vLLM: pass_config fuse_allreduce_rms false; SGLang: --enforce-disable-"
+        "flashinfer-allreduce-fusion), or update vLLM and FlashInfer",
+        "high",
+        f"{VLLM}34891",
     ),
     Symptom(
         "flashinfer-fusion",
