@@ -17,7 +17,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"(?:torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory\."
                     r"|hipErrorOutOfMemory"
                     r"|NCCL WARN (?:Cuda|CUDA|HIP) failure (?:\d+ )?'out of memory'"
-                    r"|Failed to (?:CUDA|HIP) (?:calloc|malloc)|Cuda failure (?:2 )?'out of mem)",
+                    r"|Failed to (?:CUDA|HIP) (?:calloc|malloc)|Cuda failure (?:2 )?'out of mem"
+                    r"|Free memory on device \S+ \([^\n]{0,40}on startup is)",
                 ),
                 (r"Tried to allocate more than 1EB",),
             ),
@@ -57,6 +58,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "the model per rank; dmesg names the process",
         "high",
         f"{TORCH}54823",
+    ),
+    Symptom(
+        "unified-memory",
+        (When((r"NV_ERR_NO_MEMORY|_memdescAllocInternal", r"GB10\b|DGX Spark|\b[Ss]park")),),
+        "on a DGX Spark GPU and host share one memory, and the driver found none, or none in one "
+        "piece; the host can freeze after it, and the ranks of the other hosts lose it",
+        "leave more free (--gpu-memory-utilization 0.75, fewer sequences), drop the page cache "
+        "before a start, start without autotuning and with expandable_segments:False",
+        "high",
+        "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1358",
     ),
     Symptom(
         "rank-killed",

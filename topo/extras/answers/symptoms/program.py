@@ -126,6 +126,23 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{TORCH}188567",
     ),
     Symptom(
+        "window-abort",
+        (
+            When(
+                (
+                    r"Failed to deregister segment handle"
+                    r"|NCCL WARN Deregister: Could not find handle",
+                )
+            ),
+        ),
+        "torch before 2.13 gives symmetric memory back by the wrong call when it aborts a "
+        "communicator, so that the process ends by a signal; why it was aborted is another matter",
+        "look for the first error above it; end runs by destroy_process_group(), and use a later "
+        "torch",
+        "medium",
+        f"{TORCH}181610",
+    ),
+    Symptom(
         "window-in-capture",
         (
             When((r"graph_pool_id is not set under graph capture",)),
@@ -202,6 +219,25 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "use NCCL 2.31.2 or later; until then NCCL_NVLS_ENABLE=0, or no windows with two ranks",
         "medium",
         f"{NCCL}2241",
+    ),
+    Symptom(
+        "window-hangs",
+        (
+            When(
+                (
+                    r"ncclCommWindowRegister|enable-symm-mem",
+                    r"(?i)\b(?:hangs?|hanging|hung|stuck|deadlock\w*)\b",
+                ),
+                (r"NCCL WARN", r"illegal memory access|out of memory"),
+            ),
+        ),
+        "registering NCCL's symmetric memory takes all ranks, with the same size and order, and "
+        "they come to it in different ways (autotuning, a pool that grows), or NCCL 2.29 loses a "
+        "message there",
+        "do without it (SGLang: no --enable-symm-mem) to see whether it is that; py-spy dump shows "
+        "the call; use a later NCCL and server",
+        "low",
+        "https://github.com/sgl-project/sglang/issues/36943",
     ),
     Symptom(
         "capture-broken",
