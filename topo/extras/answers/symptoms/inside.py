@@ -394,9 +394,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
         ),
         "ranks go through FlashInfer's autotuning in different steps: one has its results in the "
         "cache and skips the collectives in which the others compare times",
-        "while its bar (Tuning ...) moves it is only slow; else delete flashinfer_autotune_cache on "
-        "all hosts, start without autotuning (vLLM: --no-enable-flashinfer-autotune), or use a "
-        "later vLLM and FlashInfer",
+        "while its bar (Tuning ...) moves it is slow, no more; else delete "
+        "flashinfer_autotune_cache on all hosts, start without autotuning (vLLM: "
+        "--no-enable-flashinfer-autotune), or use a later vLLM and FlashInfer",
         "medium",
         f"{VLLM}57423",
     ),
