@@ -5,6 +5,13 @@ from __future__ import annotations
 from ..symptom import Symptom, When
 from .common import HANGS, NCCL, TESTS, VLLM
 
+# What says that a server came past NCCL's start, or that GPUs have NVSwitches with SHARP.
+_STARTED = (
+    r"Init COMPLETE|Custom allreduce|Graph capturing|KV cache|Loading model"
+    r"|via NET/|NCCL WARN|[Ee]rror"
+)
+_NVSWITCH = r"\bG?B[23]00\b|\d ?x ?B[23]00\b"
+
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "acs",
@@ -194,14 +201,27 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/Project-HAMi/HAMi/issues/2641",
     ),
     Symptom(
+        "nvls-start-hangs",
+        (
+            When((r"vLLM is using nccl==|Found nccl from library", _NVSWITCH), (_STARTED,)),
+            When(
+                (r"NVLS tuning: nChannels \d+",),
+                (r"Init COMPLETE|NCCL WARN|[Ee]rror|algbw|out of memory",),
+            ),
+        ),
+        "the log ends where GPUs join their NVSwitches: the switches' state is stale (the fabric "
+        "manager was restarted without a reset of the GPUs), or NCCL 2.30.4 to 2.30.7 hang there",
+        "reboot the host, or reset all GPUs with the fabric manager running; try "
+        "NCCL_NVLS_ENABLE=0, and NCCL 2.28.9 or one after 2.30.7",
+        "low",
+        f"{VLLM}40604",
+    ),
+    Symptom(
         "nccl-start-hangs",
         (
             When(
                 (r"vLLM is using nccl==|Found nccl from library",),
-                (
-                    r"Init COMPLETE|Custom allreduce|Graph capturing|KV cache|Loading model"
-                    r"|via NET/|NCCL WARN|[Ee]rror",
-                ),
+                (_STARTED, _NVSWITCH),
             ),
         ),
         "the log ends in NCCL's start, before the ranks are joined; most often GPUs do not reach "
@@ -317,6 +337,68 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "each other, leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out",
         "medium",
         f"{VLLM}49101",
+    ),
+    Symptom(
+        "symmetric-without-links",
+        (When((r"CUDA driver error: invalid device ordinal",)),),
+        "torch's symmetric memory, which vLLM and FlashInfer use for allreduce, maps the memory of "
+        "GPUs that do not reach each other: cards on PCIe without P2P, or hidden from the process",
+        "start vLLM with VLLM_ALLREDUCE_USE_SYMM_MEM=0 and pass_config fuse_allreduce_rms false; "
+        "topo-probe --check says whether there is P2P",
+        "medium",
+        f"{VLLM}26525",
+    ),
+    Symptom(
+        "oneccl",
+        (
+            When(
+                (
+                    r"UR_RESULT_ERROR_DEVICE_LOST|\bGuC\b[^\n]{0,60}time(?:d )?out",
+                    r"(?i)oneCCL|\bCCL_|\bxccl\b|all_?reduce|Arc (?:Pro )?B\d\d\b",
+                ),
+            ),
+        ),
+        "allreduce of oneCCL faults on Intel's Arc cards (Battlemage): the default one of 2022.x "
+        "hangs there, and 2021.17 can use a stale handle of another GPU's memory",
+        "try CCL_ALLREDUCE=ring with oneCCL 2022 (torch 2.13), CCL_ZE_CACHE_OPEN_IPC_HANDLES=0 "
+        "with 2021.17 (torch 2.12), or a later oneCCL",
+        "medium",
+        "https://github.com/uxlfoundation/oneCCL/issues/215",
+    ),
+    Symptom(
+        "flashinfer-multicast",
+        (When((r"\[SymmDeviceMemory\] Device does not support multicasting",)),),
+        "FlashInfer's allreduce joined with the norm wants NVSwitches that add (multicast), and "
+        "these GPUs have none for all ranks: bridges, PCIe, a container or confidential computing",
+        "switch it off (vLLM: pass_config fuse_allreduce_rms false; SGLang: --enforce-disable-"
+        "flashinfer-allreduce-fusion), or update vLLM and FlashInfer",
+        "high",
+        f"{VLLM}34891",
+    ),
+    Symptom(
+        "flashinfer-autotune",
+        (
+            When(
+                (
+                    r"(?i)flashinfer[^\n]{0,20}autotun|_profile_single_kernel"
+                    r"|\bTuning \S*(?:gemm|moe)\S*: +\d+%",
+                    rf"(?i)\b(?:hangs?|hung|stuck|deadlock\w*)\b|{HANGS}"
+                    r"|No available shared memory broadcast block"
+                    r"|Application timeout caused pair closure",
+                ),
+                (
+                    r"NCCL WARN|Application startup complete|Graph capturing|Capturing CUDA graphs",
+                    r"(?i)illegal memory access|out of memory",
+                ),
+            ),
+        ),
+        "ranks go through FlashInfer's autotuning in different steps: one has its results in the "
+        "cache and skips the collectives in which the others compare times",
+        "while its bar (Tuning ...) moves it is slow, no more; else delete "
+        "flashinfer_autotune_cache on all hosts, start without autotuning (vLLM: "
+        "--no-enable-flashinfer-autotune), or use a later vLLM and FlashInfer",
+        "medium",
+        f"{VLLM}57423",
     ),
     Symptom(
         "flashinfer-fusion",

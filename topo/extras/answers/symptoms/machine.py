@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL, TESTS, TORCH, VLLM
+from .common import HANGS, NCCL, TESTS, TORCH, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -11,15 +11,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (
-                    r"[Ss]ystem not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|"
-                    r"CUDA (?:[Ee]rror|failure):? 802\b",
+                    r"[Ss]ystem not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"
+                    r"|cudaErrorSystemNotReady|NV_WARN_NOTHING_TO_DO"
+                    r"|CUDA (?:[Ee]rror|failure):? 802\b",
                 )
             ),
         ),
         "GPUs behind NVSwitches cannot be used before the fabric manager has set the switches up: "
         "it does not run, or its version is not the driver's",
         "install nvidia-fabricmanager in the driver's version and start it (systemctl enable --now "
-        "nvidia-fabricmanager); nvidia-smi -q then has State: Completed under Fabric",
+        "nvidia-fabricmanager; from B200 on with nvlsm, and mlx5_ib and ib_umad loaded); "
+        "nvidia-smi -q then has State: Completed under Fabric",
         "high",
         f"{TESTS}264",
     ),
@@ -126,6 +128,45 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1637",
     ),
     Symptom(
+        "nccl-on-arm",
+        (
+            When(
+                (r"ncclLocalOpAppend", r"GB10\b|GB[23]00|GH200|aarch64|\bGrace\b|sm_121|DGX Spark"),
+                (r"NCCL version 2\.(?:29\.[3-9]|[3-9]\d)",),
+            ),
+        ),
+        "on ARM (Grace, GB10) NCCL before 2.29.3, as built for the wheels of PyPI, loses slots of "
+        "its proxy's queue; when none is left a rank spins for ever, without an error",
+        "use NCCL 2.29.3 or later (pip install -U nvidia-nccl-cu13), or the libnccl2 of DGX OS; "
+        "see which libnccl.so is loaded (NCCL_DEBUG=VERSION)",
+        "high",
+        f"{NCCL}2353",
+    ),
+    Symptom(
+        "nccl-on-arm-hangs",
+        (
+            When(
+                (
+                    r"GB10\b|GB[23]00|GH200|aarch64|sm_121|DGX Spark",
+                    r"(?i:nccl)\S{0,8}[ =:v]{1,4}(?:ersion )?2\.(?:28\.\d|29\.2)\b",
+                    rf"{HANGS}|(?i:\b(?:hang|hung|wedge|stuck|deadlock)[^\n]{{0,60}}"
+                    r"(?:under|sustained|load|mid-?training|\d ?min|\d ?h\b|step \d))",
+                ),
+                (
+                    r"SeqNum=1,|ncclLocalOpAppend",
+                    r"NCCL WARN|Traceback",
+                    r"[Oo]ut[ O]?[Oo]f[ M]?[Mm]emory|out of memory",
+                ),
+            ),
+        ),
+        "a run on ARM (Grace, GB10) stops after a while with an NCCL before 2.29.3: its wheels of "
+        "PyPI lose slots of the proxy's queue there, after which a rank spins for ever",
+        "use NCCL 2.29.3 or later (pip install -U nvidia-nccl-cu13), or the libnccl2 of DGX OS; "
+        "gdb or py-spy --native shows ncclLocalOpAppend in the rank that spins, if it is that",
+        "low",
+        "https://github.com/marin-community/marin/issues/7344",
+    ),
+    Symptom(
         "device-function",
         (When((r"invalid device function|hipErrorInvalidDeviceFunction",)),),
         "a library has no code for this GPU's architecture: that of RCCL, of NCCL or of the "
@@ -156,6 +197,23 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "set NCCL_PROTO=Simple, or use RCCL 2.28.3 or later (or that of ROCm 7.1)",
         "medium",
         f"{VLLM}40980",
+    ),
+    Symptom(
+        "rccl-atomics",
+        (
+            When(
+                (
+                    r"NCCL WARN HIP failure (?:\d+ )?'(?:the )?operation cannot be performed in the"
+                    r" present state",
+                )
+            ),
+        ),
+        "kernels of this RCCL (2.30) need atomic operations on PCIe, and the GPU's slot or virtual "
+        "machine does not carry them, so that the first collective does not start",
+        "see dmesg | grep -i atomic; move the card to a slot of the CPU, or in the virtual machine "
+        "to a root port that passes AtomicOps on; else try another release of RCCL",
+        "medium",
+        "https://github.com/ROCm/legacy-rocm-build/issues/6520",
     ),
     Symptom(
         "vgpu-memory",
@@ -247,6 +305,43 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1504",
     ),
     Symptom(
+        "llama-pool",
+        (
+            When(
+                (
+                    r"an illegal memory access was encountered",
+                    r"ggml|llama\.cpp|llama-(?:server|cli|bench)",
+                    r"-sm tensor|split-mode[ =]tensor|comm_allreduce_nccl|ncclDevKernel_AllReduce",
+                ),
+            ),
+        ),
+        "llama.cpp before July 2026 gave NCCL buffers of its pool that only their own GPU may use, "
+        "so that large allreduces over P2P fault",
+        "use a later build of llama.cpp, or build with GGML_CUDA_NO_VMM=ON; the split by layers "
+        "does not use NCCL",
+        "medium",
+        "https://github.com/ggml-org/llama.cpp/pull/24491",
+    ),
+    Symptom(
+        "flashinfer-mnnvl",
+        (
+            When(
+                (
+                    r"an illegal memory access was encountered|StreamCapture(?:Status)?Invalidated",
+                    r"\bmnnvl\b|(?i:flashinfer[^\n]{0,40}mnnvl)"
+                    r"|flashinfer_trtllm_fused_allreduce_norm|fused_allreduce_rms_norm",
+                ),
+                (r"custom_all_reduce\.cuh",),
+            ),
+        ),
+        "FlashInfer's allreduce joined with the norm (mnnvl), which vLLM takes since 0.25, wants "
+        "NVSwitches that add (multicast), and fails where these GPUs have none for all ranks",
+        "start vLLM with pass_config fuse_allreduce_rms false, which is faster than its backend "
+        "trtllm there, or use a later vLLM",
+        "medium",
+        f"{VLLM}48071",
+    ),
+    Symptom(
         "illegal-access",
         (When((r"an illegal memory access was encountered",)),),
         "a kernel read or wrote outside its memory; NCCL's watchdog is often the first to notice, "
@@ -303,6 +398,29 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "/dev/nvidia-caps-imex-channels/channel0; NCCL_MNNVL_ENABLE=0 does without that fabric",
         "high",
         f"{NCCL}1647",
+    ),
+    Symptom(
+        "imex-state",
+        (
+            When(
+                (
+                    r"Failed to get (?:new memory reference with rc|export ref for UUID)"
+                    r"|Received import response from node id \d+ with failure status",
+                )
+            ),
+            When(
+                (
+                    r"cuMemImportFromShareableHandle[^\n]{0,20}invalid resource handle",
+                    r"(?i)\bimex\b|compute-?domain|GB[23]00",
+                )
+            ),
+        ),
+        "the IMEX service of a host runs with a state that is not the domain's: it started after "
+        "the ranks, or its number in the domain changed, which it reads at its start alone",
+        "restart the ranks' pods once all daemons of the ComputeDomain are ready, restart the "
+        "daemon whose index changed (or reboot its host), and update the DRA driver",
+        "medium",
+        "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/1418",
     ),
     Symptom(
         "fabric-handle",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from ..symptom import Symptom, When
 from .common import NCCL, TESTS, TORCH, VLLM
 
+# A kernel that sets memory aside for the next one, and what it shows in /proc/meminfo.
+_KHO = r"\b7\.0\.0-1019\b|CmaTotal: +0 kB\nCmaFree: +[1-9]|\bkho=(?:on|off)\b"
+
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "gpu-memory-full",
@@ -14,7 +17,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"(?:torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory\."
                     r"|hipErrorOutOfMemory"
                     r"|NCCL WARN (?:Cuda|CUDA|HIP) failure (?:\d+ )?'out of memory'"
-                    r"|Failed to (?:CUDA|HIP) (?:calloc|malloc)|Cuda failure (?:2 )?'out of mem)",
+                    r"|Failed to (?:CUDA|HIP) (?:calloc|malloc)|Cuda failure (?:2 )?'out of mem"
+                    r"|Free memory on device \S+ \([^\n]{0,40}on startup is)",
                 ),
                 (r"Tried to allocate more than 1EB",),
             ),
@@ -54,6 +58,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "the model per rank; dmesg names the process",
         "high",
         f"{TORCH}54823",
+    ),
+    Symptom(
+        "unified-memory",
+        (When((r"NV_ERR_NO_MEMORY|_memdescAllocInternal", r"GB10\b|DGX Spark|\b[Ss]park")),),
+        "on a DGX Spark GPU and host share one memory, and the driver found none, or none in one "
+        "piece; the host can freeze after it, and the ranks of the other hosts lose it",
+        "leave more free (--gpu-memory-utilization 0.75, fewer sequences), drop the page cache "
+        "before a start, start without autotuning and with expandable_segments:False",
+        "high",
+        "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1358",
     ),
     Symptom(
         "rank-killed",
@@ -199,6 +213,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/ROCm/rocm-systems/issues/2209",
     ),
     Symptom(
+        "kernel-handover",
+        (When((r"(?:ibv_reg_mr|reg_mr_iova)[^\n]{0,120}(?:Cannot allocate memory|ENOMEM)", _KHO)),),
+        "kernel 7.0 sets memory aside for the kernel after it (kexec handover) from which none may "
+        "be pinned for a NIC, so that registering fails on a DGX Spark with memory in use",
+        "boot with kho=off, or the kernel 6.17 of DGX OS; CmaFree above CmaTotal in /proc/meminfo "
+        "shows it, and memlock has no part in it",
+        "high",
+        "https://github.com/NVIDIA/NV-Kernels/pull/590",
+    ),
+    Symptom(
         "memlock",
         (
             When(
@@ -207,7 +231,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"[^\n]{0,40}Cannot allocate memory"
                     r"|RLIMIT_MEMLOCK is \d+ bytes"
                     r"|ibv_reg_mr\S*\([^\n]{0,200}failed: Cannot allocate memory",
-                )
+                ),
+                (_KHO,),
             ),
         ),
         "the limit of locked memory is too low for the NIC's buffers",
@@ -215,6 +240,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "--ulimit memlock=-1 for containers, LimitMEMLOCK=infinity for slurmd and sshd",
         "high",
         f"{TESTS}206",
+    ),
+    Symptom(
+        "symmetric-space",
+        (When((r"No suitable space found to accommodate size=0x",)),),
+        "NCCL's range of addresses for symmetric memory is full: the same memory was registered as "
+        "a window several times, each of which takes its whole size until NCCL 2.30.7",
+        "register each buffer once and deregister it before the next, or use a later NCCL; "
+        "NCCL_WIN_STRIDE sets the size of the range",
+        "high",
+        f"{NCCL}2331",
     ),
     Symptom(
         "open-files",

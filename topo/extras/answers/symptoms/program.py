@@ -113,6 +113,133 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{VLLM}7151",
     ),
     Symptom(
+        "window-first",
+        (
+            When((r"Failed to window register segment",), (r"(?i)captur",)),
+            When((r"Register symmetric memory with an implicitly created nccl comm",)),
+        ),
+        "torch's symmetric memory by NCCL is the first thing that the group does, and NCCL's "
+        "communicator is not made yet",
+        "pass device_id to init_process_group (or new_group), which makes it at once, or do one "
+        "collective and a barrier in that group before rendezvous()",
+        "medium",
+        f"{TORCH}188567",
+    ),
+    Symptom(
+        "window-abort",
+        (
+            When(
+                (
+                    r"Failed to deregister segment handle"
+                    r"|NCCL WARN Deregister: Could not find handle",
+                )
+            ),
+        ),
+        "torch before 2.13 gives symmetric memory back by the wrong call when it aborts a "
+        "communicator, so that the process ends by a signal; why it was aborted is another matter",
+        "look for the first error above it; end runs by destroy_process_group(), and use a later "
+        "torch",
+        "medium",
+        f"{TORCH}181610",
+    ),
+    Symptom(
+        "window-in-capture",
+        (
+            When((r"graph_pool_id is not set under graph capture",)),
+            When(
+                (
+                    r"register_comm_window|ncclCommWindowRegister|Failed to window register",
+                    r"(?i)captur(?:e|ing)\b|cudagraph_utils",
+                    r"NCCL error|unhandled cuda error|ncclUnhandledCudaError",
+                )
+            ),
+        ),
+        "NCCL's symmetric memory and the capture of CUDA graphs do not fit here: memory is to be "
+        "registered while a graph is captured, which is not allowed, or its pool is not known",
+        "unset VLLM_USE_NCCL_SYMM_MEM, or start without graphs (--enforce-eager), or update vLLM",
+        "high",
+        f"{VLLM}54626",
+    ),
+    Symptom(
+        "symmetric-graphs",
+        (
+            When(
+                (
+                    r"enable-symm-mem|VLLM_USE_NCCL_SYMM_MEM ?= ?1|NCCL_SYMMETRIC\b",
+                    r"(?i)cuda[-_ ]?graph",
+                    r"(?i)\b(?:wrong|garbage|corrupt\w*|incorrect|accuracy|repeated token|"
+                    r"accept_rate)",
+                ),
+                (
+                    r"Traceback|NCCL WARN|illegal memory access|out of memory",
+                    r"(?i)\b(?:hangs?|hung|stuck|deadlock\w*|crash\w*)\b",
+                ),
+            ),
+        ),
+        "in CUDA graphs collectives on NCCL's symmetric memory can read their input before it is "
+        "written (NCCL 2.28 to 2.30.4), or use buffers that the server has given to others",
+        "use NCCL 2.30.7 or later, or do without symmetric memory (SGLang: no --enable-symm-mem; "
+        "TensorRT-LLM: another allreduce_strategy), and compare with graphs off",
+        "medium",
+        "https://github.com/sgl-project/sglang/pull/37768",
+    ),
+    Symptom(
+        "window-on-spark",
+        (
+            When(
+                (
+                    r"GB10\b|DGX Spark|sm_121\b",
+                    r"NCCL_SYMMETRIC\b|ncclCommWindowRegister|ncclCommGroupRegisterSymmetric"
+                    r"|createNCCLWindowTensor",
+                ),
+                (r"NCCL version 2\.(?:30\.[4-9]|3[1-9])",),
+            ),
+        ),
+        "on GB10 NCCL before 2.30.4 does not support windows of symmetric memory, which "
+        "TensorRT-LLM takes for its allreduce",
+        "use NCCL 2.30.4 or later, a TensorRT-LLM of July 2026 or later, or another "
+        "allreduce_strategy (NCCL)",
+        "medium",
+        "https://github.com/NVIDIA/TensorRT-LLM/pull/15559",
+    ),
+    Symptom(
+        "copy-engine-pair",
+        (
+            When(
+                (
+                    r"ncclCommWindowRegister|NCCL_WIN_COLL_SYMMETRIC|CE collective",
+                    r"(?i)\b(?:hangs?|hanging|hung|stuck|deadlock\w*)\b",
+                    r"(?i)\b(?:2|two)[- ](?:ranks?|GPUs?)\b|nranks 2\b",
+                ),
+                (r"\b2\.3[1-9]\.\d", r"GIN|gdaki", r"NCCL WARN", r"GB10\b"),
+            ),
+        ),
+        "the first collective by copy engines on registered windows hangs with two ranks in NCCL "
+        "before 2.31.2",
+        "use NCCL 2.31.2 or later; until then NCCL_NVLS_ENABLE=0, or no windows with two ranks",
+        "medium",
+        f"{NCCL}2241",
+    ),
+    Symptom(
+        "window-hangs",
+        (
+            When(
+                (
+                    r"ncclCommWindowRegister|enable-symm-mem",
+                    r"(?i)\b(?:hangs?|hanging|hung|stuck|deadlock\w*)\b",
+                ),
+                (r"NCCL WARN", r"illegal memory access|out of memory"),
+            ),
+        ),
+        "registering NCCL's symmetric memory takes all ranks, with the same size and order, and "
+        "they come to it in different ways (autotuning, a pool that grows), or NCCL 2.29 loses a "
+        "message there",
+        "do without it (SGLang: no --enable-symm-mem) to see whether it is that; py-spy dump shows "
+        "the call; use a later NCCL and server",
+        "low",
+        "https://github.com/sgl-project/sglang/issues/36943",
+    ),
+    Symptom(
         "capture-broken",
         (
             When(

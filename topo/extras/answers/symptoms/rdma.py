@@ -43,6 +43,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1573",
     ),
     Symptom(
+        "dma-buf-topology",
+        (When((r"dma-buf attach failed: topology not",)),),
+        "the driver does not let this NIC reach the GPU's memory: R595 wants GPU and NIC below one "
+        "root port or the NIC in an IOMMU group, which EFA on GB200 and GB300 is not",
+        "stay with driver R580 and NVreg_GrdmaPciTopoCheckOverride=1 on such instances; elsewhere "
+        "see iommu_group of the NIC in /sys/bus/pci/devices",
+        "high",
+        "https://github.com/NVIDIA/aicr/issues/2459",
+    ),
+    Symptom(
         "rdma-register",
         (
             When(
@@ -69,6 +79,24 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "FI_EFA_SET_CUDA_SYNC_MEMOPS=0",
         "high",
         "https://github.com/awslabs/awsome-distributed-ai/issues/203",
+    ),
+    Symptom(
+        "spark-ring",
+        (
+            When(
+                (
+                    r"modify_qp[^\n]{0,40}(?:\b110\b|timed out)",
+                    r"GB10\b|\b[Ss]parks?\b|rocep1s0f|roceP2p1s0f",
+                    r"(?i)\bring\b(?! (?:\d|PXN))|\bmesh\b|switchless|\b(?:no|without a) switch",
+                ),
+            ),
+        ),
+        "DGX Sparks are joined by cables without a switch, so that each port leads to another "
+        "host, and NCCL pairs ports by their number that no cable joins",
+        "set NCCL_IB_SUBNET_AWARE_ROUTING=1 and leave NCCL_IB_MERGE_NICS=1, give each cable a "
+        "subnet of its own, and join port 0 of a host with port 1 of the next",
+        "high",
+        "https://github.com/tonyd2wild/GLM-5.3-Int4-Int8Mix-TP4-4x-DGX-Spark/issues/2",
     ),
     Symptom(
         "rdma-unreached",
@@ -210,6 +238,89 @@ SYMPTOMS: tuple[Symptom, ...] = (
         'NVreg_RegistryDwords="PeerMappingOverride=1;" for the driver, and reboot',
         "medium",
         "https://github.com/deepseek-ai/DeepEP/issues/36",
+    ),
+    Symptom(
+        "nvshmem-address",
+        (When((r"Unable to create ah\b",)),),
+        "NVSHMEM before 3.5 leaves a field of the NIC's address unset when GPUs are to drive it "
+        "(IBGDA), which newer kernels refuse, most often on RoCE",
+        "use NVSHMEM 3.5.19 or later with a DeepEP that fits it (with DeepEP's change 564), or "
+        "patch 3.4.5 (memset of ah_attr)",
+        "high",
+        "https://github.com/NVIDIA/nvshmem/issues/21",
+    ),
+    Symptom(
+        "deepep-queues",
+        (
+            When(
+                (
+                    r"DeepEP error: timeout \(dispatch CPU\)",
+                    r"(?i)nvshmem\S{0,8}[ =:v>]{1,4}(?:ersion:? )?3\.(?:[5-9]|\d\d)\b",
+                )
+            ),
+        ),
+        "NVSHMEM 3.5.19 and later order their queues in another way than this DeepEP was written "
+        "for, so that ranks of other hosts never get its numbers",
+        "use DeepEP with its change 564 (pull request), built against the same NVSHMEM, or "
+        "NVSHMEM 3.4.5",
+        "medium",
+        "https://github.com/deepseek-ai/DeepEP/issues/707",
+    ),
+    Symptom(
+        "deepep-timeout",
+        (When((r"DeepEP error: timeout \(dispatch CPU\)",)),),
+        "DeepEP waits for numbers of tokens from other ranks that do not come: it does not fit its "
+        "NVSHMEM (3.5.19 and later), RDMA between the hosts does not work, or a rank is elsewhere",
+        "compare the versions of NVSHMEM and DeepEP (its change 564 is needed from 3.5.19 on), try "
+        "NVSHMEM's shmem_put_bw between the hosts, and look for a rank that failed first",
+        "low",
+        "https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/5067",
+    ),
+    Symptom(
+        "gin-driver",
+        (When((r"gin_host_gdaki\.cc:\d+ [^\n]{0,40}NCCL WARN DOCA failure|DOCA_ERROR_DRIVER",)),),
+        "the NIC's driver refuses a queue that GPUs are to drive (GIN by GDAKI): the port asks for "
+        "a global route header, which NCCL 2.30.7 does not give, or driver and firmware are old",
+        "set NCCL_GIN_TYPE=2, with which the CPU drives it; else use a later NCCL, and update OFED "
+        "or DOCA on the host",
+        "medium",
+        f"{NCCL}2237",
+    ),
+    Symptom(
+        "gin-none",
+        (
+            When((r"(?i:gintype)\)? (?:!=|==) NCCL_GIN_TYPE_NONE",)),
+            When(
+                (
+                    r"NCCL WARN (?:GIN not supported|No GIN-capable devices found"
+                    r"|User requested GIN but not all ranks)",
+                )
+            ),
+        ),
+        "NCCL offers no sends that GPUs start (GIN), which DeepEP 2 wants even within a host: it "
+        "joins NICs (fusion), NCCL_CROSS_NIC is 0, libmlx5 is too old, or there is no NIC for it",
+        "try NCCL_IB_MERGE_NICS=0, unset NCCL_CROSS_NIC, update OFED or rdma-core, and use NCCL "
+        "2.30.7 or later with a later DeepEP (EP_DISABLE_GIN=1 within a host)",
+        "medium",
+        "https://github.com/deepseek-ai/DeepEP/issues/628",
+    ),
+    Symptom(
+        "gin-hangs",
+        (
+            When(
+                (
+                    r"(?<!GIN_IB_)\bGDAKI\b|NCCL_GIN_TYPE ?= ?3",
+                    r"(?i)\b(?:hangs?|hanging|hung|stuck|deadlock\w*|forever|indefinite\w*)\b",
+                ),
+                (r"DOCA failure|DOCA_ERROR", r"NCCL_GIN_TYPE_NONE"),
+            ),
+        ),
+        "GPUs wait for a NIC that they drive (GIN by GDAKI), and errors are not seen there: up to "
+        "2.30.7 it takes an MTU of 4096 for given, and NICs of neighbours must reach each other",
+        "raise the MTU to 4200 or more, or use a later NCCL; try NCCL_GIN_TYPE=2, and ib_write_bw "
+        "between the NICs of neighbouring ranks",
+        "low",
+        f"{NCCL}1957",
     ),
     Symptom(
         "nvshmem-start",
