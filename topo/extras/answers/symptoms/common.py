@@ -13,3 +13,18 @@ HANGS = (
     r"|Timed out waiting \d+ ?ms for (?:send|recv) operation"
     r"|WorkNCCL::checkTimeout|ProcessGroupNCCL::ncclCommWatchdog"
 )
+# What people write of a run that stands still, and of a model whose output is wrong.
+STANDS = (
+    r"(?i)\b(?:hangs?|hanging|hung|stuck|freez\w*|froze\w*|deadlock\w*|wedge[sd]?|livelock\w*"
+    r"|spin[- ]wait|spins?|spinning|never (?:returns?|completes?|becomes ready|reach\w*))\b"
+)
+GARBAGE = (
+    r"(?i)[`'\"]!{4,}|\b(?:gibberish|garbage(?! collect)|garbled|nonsense|degenerate)\b"
+    r"|\bcorrupt\w*\b(?!/incomplete)"
+    r"|wrong (?:data|output|results?|values)|silently wrong|repeated[- ]tokens?"
+)
+# Frames and errors of FlashInfer's kernel that joins allreduce and norm, by multicast.
+MNNVL_FRAMES = (
+    r"trtllm_mnnvl_(?:allreduce|fused|ar)\w*|flashinfer_trtllm_fused_allreduce_norm"
+    r"|(?i:mnnvl)[^\n]{0,80}\b(?:IMA|crash\w*|illegal)\b"
+)

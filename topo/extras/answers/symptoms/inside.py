@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import HANGS, NCCL, TESTS, VLLM
+from .common import GARBAGE, HANGS, MNNVL_FRAMES, NCCL, STANDS, TESTS, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -53,6 +53,28 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "Resizable BAR in the BIOS, use a patch for these cards, else NCCL_P2P_DISABLE=1",
         "medium",
         "https://github.com/tinygrad/open-gpu-kernel-modules/issues/36",
+    ),
+    Symptom(
+        "static-bar1",
+        (
+            When(
+                (
+                    r"RMForceStaticBar1|(?i:static BAR1)|(?i:patched[^\n]{0,40}(?:driver|module))"
+                    r"|\b\d{3}\.\d+\.\d+-p2p\b",
+                    STANDS,
+                    r"(?i)\bP2P\b",
+                ),
+                (r"NVLink[^\n]{0,20}\bNV\d", r"(?i)\bCNS\b|virtual machine|\bVM\b", r"NCCL WARN"),
+            ),
+        ),
+        "a driver that was patched for P2P claims it, though it does not map all of the GPU's "
+        "memory on PCIe (static BAR1), as where the GPU has a display: NCCL's start hangs; else "
+        "the IOMMU or ACS",
+        'set options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;PeerMappingOverride=1" in '
+        "modprobe.d and reboot (see /proc/driver/nvidia/params), or a later patch; "
+        "NCCL_P2P_DISABLE=1 does without",
+        "low",
+        "https://github.com/noonghunna/club-3090/issues/873",
     ),
     Symptom(
         "p2p-claimed",
@@ -319,6 +341,75 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{VLLM}49101",
     ),
     Symptom(
+        "custom-allreduce-wrong",
+        (
+            When(
+                (
+                    r"(?i)custom[- ]all[- ]?reduce(?! is disabled)|\bcustom AR\b",
+                    GARBAGE,
+                    r"(?i)\bP2P\b|\bdriver\b|peer (?:path|access|write)",
+                ),
+                (r"(?i)(?:still|also|even) [^\n]{0,40}disable-custom-all-reduce", r"NCCL WARN"),
+            ),
+        ),
+        "the allreduce of vLLM for small messages gets wrong data, though NCCL gets right ones on "
+        "the same way: found over PCIe with drivers patched for P2P, and with 595.91",
+        "start with --disable-custom-all-reduce, with which NCCL does it over P2P all the same; "
+        "then another release of the driver",
+        "medium",
+        "https://github.com/noonghunna/club-3090/issues/922",
+    ),
+    Symptom(
+        "pcie-oneshot",
+        (
+            When(
+                (
+                    r"PCIe oneshot allreduce[^\n]*first dispatch|one-shot pull kernels?[^\n]*never",
+                    STANDS,
+                ),
+                (r"NCCL WARN",),
+            ),
+        ),
+        "an allreduce that was made for PCIe polls for a flag of its peer that does not arrive: "
+        "the GPUs write to each other through the CPU (PHB), or it reads where it should write",
+        "switch it off (VLLM_ENABLE_PCIE_ALLREDUCE=0, --disable-custom-all-reduce); if NCCL hangs "
+        "too, NCCL_P2P_DISABLE=1, then see IOMMU and ACS",
+        "medium",
+        "https://github.com/local-inference-lab/rtx6kpro/issues/21",
+    ),
+    Symptom(
+        "flashinfer-hosts",
+        (When((r"\[fd_exchange\] timed out connecting to",)),),
+        "FlashInfer's allreduce over NVLink hands memory on by sockets in /tmp, which works within "
+        "one host alone, and the group spans hosts without a common NVLink fabric (or containers); "
+        "each attempt costs 30 s and memory",
+        'switch the joined allreduce off: vLLM --compilation-config \'{"pass_config": '
+        '{"fuse_allreduce_rms": false}}\' and VLLM_ALLREDUCE_USE_FLASHINFER=0, SGLang '
+        "--enforce-disable-flashinfer-allreduce-fusion",
+        "high",
+        f"{VLLM}51986",
+    ),
+    Symptom(
+        "flashinfer-multicast",
+        (
+            When((r"\[SymmDeviceMemory\] Device does not support multicasting",)),
+            When((MNNVL_FRAMES, r"illegal memory access|\bIMA\b|CUDA error:? 801")),
+            When(
+                (
+                    r"Failed to initialize FlashInfer All Reduce workspace",
+                    r"StreamCapture(?:Status)?Invalidated",
+                ),
+            ),
+        ),
+        "FlashInfer's joined allreduce (mnnvl) adds in the NVSwitches (multicast), and is chosen "
+        "where that is not to be had: NVLink bridges (H100 NVL, H200 NVL), PCIe, some containers",
+        'switch it off: vLLM --compilation-config \'{"pass_config": {"fuse_allreduce_rms": '
+        "false}}', or a release after 0.26 (trtllm as VLLM_FLASHINFER_ALLREDUCE_BACKEND is slow); "
+        "SGLang --enforce-disable-flashinfer-allreduce-fusion",
+        "medium",
+        f"{VLLM}48071",
+    ),
+    Symptom(
         "flashinfer-fusion",
         (
             When(
@@ -338,6 +429,111 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "fuse_allreduce_rms false), or update FlashInfer and the program",
         "medium",
         "https://github.com/sgl-project/sglang/issues/29073",
+    ),
+    Symptom(
+        "symmetric-meeting",
+        (
+            When(
+                (
+                    r"_?symmetric_memory[^\n]{0,60}rendezvous|symm_mem\.rendezvous"
+                    r"|rendezvous[^\n]{0,40}symmetric[-_ ]memory|MultimemAllGatherer",
+                    STANDS,
+                ),
+                (r"NCCL WARN",),
+            ),
+        ),
+        "ranks wait for each other where torch's symmetric memory is set up: the group spans hosts "
+        "without a common NVLink fabric, or the process sees some of the host's GPUs alone",
+        "do without: VLLM_ALLREDUCE_USE_SYMM_MEM=0 (SGLang: leave --enable-torch-symm-mem out, "
+        "and a release after July 2026), or let the process see all GPUs of the host",
+        "medium",
+        f"{VLLM}38550",
+    ),
+    Symptom(
+        "windows-hang",
+        (
+            When(
+                (
+                    r"--enable-symm-mem|VLLM_USE_NCCL_SYMM_MEM ?= ?1|ncclCommWindowRegister",
+                    STANDS,
+                ),
+                (GARBAGE, r"(?i)without[^\n]{0,20}--enable-symm-mem[^\n]{0,20}(?:also|too|still)"),
+            ),
+        ),
+        "ranks with NCCL's symmetric memory wait for each other for ever: one registers a window "
+        "at another time than the rest (warming up, graphs), or a message is lost in NCCL 2.29",
+        "leave --enable-symm-mem out (VLLM_USE_NCCL_SYMM_MEM=0), or use NCCL 2.30.7 or later; "
+        "where the collective itself hangs, NCCL_NVLS_ENABLE=0",
+        "medium",
+        "https://github.com/sgl-project/sglang/issues/36943",
+    ),
+    Symptom(
+        "windows-wrong",
+        (
+            When(
+                (
+                    r"--enable-symm-mem|VLLM_USE_NCCL_SYMM_MEM ?= ?1|NCCL_SYMMETRIC"
+                    r"|(?i:NCCL)[^\n]{0,20} symmetric[- ](?:memory|collectives)",
+                    GARBAGE,
+                    r"(?i)graph",
+                ),
+            ),
+        ),
+        "collectives with NCCL's symmetric memory in CUDA graphs give wrong values without an "
+        "error: NCCL 2.28 to 2.30.6 does not wait for the kernel before, and servers reuse buffers "
+        "that a graph still holds",
+        "use NCCL 2.30.7 or later, and leave symmetric memory off with graphs (SGLang: without "
+        "--enable-symm-mem; TensorRT-LLM: allreduce_strategy NCCL)",
+        "medium",
+        "https://github.com/sgl-project/sglang/pull/37768",
+    ),
+    Symptom(
+        "llama-pool",
+        (
+            When(
+                (
+                    r"ncclDev(?:Func|Kernel)_AllReduce_Sum_\w+|ggml_backend_cuda_comm_allreduce_nccl",
+                    r"(?i)ggml|llama",
+                    r"(?i)is out of bounds|Invalid __global__ (?:write|read)",
+                )
+            ),
+            When((r"GGML_CUDA_NO_VMM", r"(?i)-sm tensor|split[-_ ]mode[ =]tensor", r"(?i)\bcrash")),
+        ),
+        "llama.cpp before July 2026 hands NCCL memory of its pool that only the GPU it lies on may "
+        "use, so that the split by tensors crashes between GPUs that reach each other",
+        "update llama.cpp, or build it with GGML_CUDA_NO_VMM=ON; the split by layers does not need "
+        "it",
+        "medium",
+        "https://github.com/ggml-org/llama.cpp/issues/24489",
+    ),
+    Symptom(
+        "llama-split",
+        (When((r"ggml-backend-meta\.cpp:\d+: GGML_ASSERT",)),),
+        "this build of llama.cpp cannot divide the tensors of this model over these GPUs "
+        "(--split-mode tensor): their number, or an operation that it does not know",
+        "use --split-mode layer, or another number of GPUs (2, 4, 8), or a newer build",
+        "medium",
+        "https://github.com/ggml-org/llama.cpp/issues/26837",
+    ),
+    Symptom(
+        "spark-wheel",
+        (
+            When(
+                (
+                    r"\bGB10\b|DGX Spark",
+                    rf"{HANGS}|(?i:\b(?:hangs?|hanging|hung|stuck|wedge[sd]?)\b)",
+                    r"(?i)\bnccl\b[^\n]{0,40}\b2\.28\.9\b",
+                ),
+                (r"NCCL WARN",),
+            ),
+        ),
+        "one DGX Spark waits in an allreduce while the other spins at 96 %, some minutes under "
+        "load: found with the NCCL 2.28.9 of the Python package, and not with that of the system "
+        "of the same number",
+        "load the system's NCCL (VLLM_NCCL_SO_PATH=/usr/lib/aarch64-linux-gnu/libnccl.so.2, or a "
+        "link in place of the package's file), or another release; then see whether ranks diverge",
+        "low",
+        f"{VLLM}42354",
     ),
     Symptom(
         "llama-without-nccl",

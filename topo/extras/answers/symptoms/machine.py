@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL, TESTS, TORCH, VLLM
+from .common import MNNVL_FRAMES, NCCL, STANDS, TESTS, TORCH, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -248,7 +248,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "illegal-access",
-        (When((r"an illegal memory access was encountered",)),),
+        (When((r"an illegal memory access was encountered",), (MNNVL_FRAMES,)),),
         "a kernel read or wrote outside its memory; NCCL's watchdog is often the first to notice, "
         "and neither it nor the network is the cause",
         "run with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer to see which kernel it is, and try "
@@ -261,11 +261,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When((r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'",)),
             When((r"NVSwitch", r"Resource temporarily unavailable", r"\b2\.29\.")),
+            When((r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory", r"(?i)\bcolocat")),
         ),
         "the NVSwitches have no room for another group that adds in them (128 for all jobs): too "
-        "many communicators, and NCCL 2.29 fails there where 2.28 went on without",
+        "many communicators, or a server on the same GPUs that keeps some while it sleeps; NCCL "
+        "2.29 fails there where 2.28 went on without",
         "set NCCL_NVLS_ENABLE=0, or make fewer communicators (share process groups and meshes; "
-        "FSDP makes some for each way to shard)",
+        "FSDP makes some for each way to shard); with SGLang in the same job "
+        "--enforce-disable-flashinfer-allreduce-fusion",
         "medium",
         f"{NCCL}2077",
     ),
@@ -274,7 +277,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory",),
-                (r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'",),
+                (r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'", r"(?i)\bcolocat"),
             ),
             When((r"transport/nvls\.cc:\d+ [^\n]{0,40}NCCL WARN (?:Cuda|CUDA) failure",)),
         ),
@@ -320,6 +323,20 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "do without such memory where GPUs have no fabric (NCCL_MNNVL_ENABLE=0)",
         "medium",
         "https://github.com/microsoft/mscclpp/issues/467",
+    ),
+    Symptom(
+        "spark-nvls",
+        (
+            When(
+                (r"\b2\.30\.4\b", r"\bGB10\b|DGX Spark|\bsm_?12\.?1\b", STANDS),
+                (r"2\.30\.4\b[^\n]{0,40}\bworks", r"NCCL WARN"),
+            ),
+        ),
+        "NCCL 2.30.4 hangs on DGX Sparks (GB10), which have no NVSwitch, in its code for adding in "
+        "the switches (NVLS), most often while the weights of experts are loaded",
+        "set NCCL_NVLS_ENABLE=0 on all hosts, or use NCCL 2.30.3, or a release after 2.30.4",
+        "medium",
+        f"{NCCL}2167",
     ),
     Symptom(
         "fabric-not-ready",

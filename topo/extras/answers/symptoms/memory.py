@@ -217,6 +217,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{TESTS}206",
     ),
     Symptom(
+        "window-space",
+        (When((r"No suitable space found to accommodate size=",)),),
+        "the range of addresses that NCCL keeps for symmetric memory is full: buffers are "
+        "registered again and again (ncclCommWindowRegister), each time as new ones, up to NCCL "
+        "2.30.7",
+        "register each buffer once and keep its window, deregister those that are done with, or do "
+        "without (SGLang: leave --enable-symm-mem out; vLLM: VLLM_USE_NCCL_SYMM_MEM=0)",
+        "high",
+        f"{NCCL}2331",
+    ),
+    Symptom(
         "open-files",
         (
             When(
