@@ -5,6 +5,14 @@ from __future__ import annotations
 from ..symptom import Symptom, When
 from .common import GARBAGE, HANGS, MNNVL_FRAMES, NCCL, STANDS, TESTS, VLLM
 
+# NCCL's symmetric memory, and words beside it: the switch alone, in a command, says nothing.
+_SYMMETRIC = (
+    r"(?:--enable-symm-mem|VLLM_USE_NCCL_SYMM_MEM|NCCL_SYMMETRIC"
+    r"|(?i:NCCL)[^\n]{0,20} symmetric[- ](?:memory|collectives))"
+)
+_DEADLOCK = r"(?i:\b(?:hangs?|hanging|hung|stuck|deadlock\w*)\b)"
+_WRONG = rf"(?i:{GARBAGE.removeprefix('(?i)')})"
+
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "acs",
@@ -349,7 +357,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     GARBAGE,
                     r"(?i)\bP2P\b|\bdriver\b|peer (?:path|access|write)",
                 ),
-                (r"(?i)(?:still|also|even) [^\n]{0,40}disable-custom-all-reduce", r"NCCL WARN"),
+                (
+                    r"(?i)(?:still|also|even) [^\n]{0,40}disable-custom-all-reduce",
+                    r"(?i)disable-custom-all-reduce[^\n]{0,40}(?:still|not|n't|no) ",
+                    r"disable-custom-all-reduce *\\?$|disable_custom_all_reduce=True",
+                    r"(?:serve|launch_server|api_server)\b[^\n]*--disable-custom-all-reduce",
+                    r"NCCL WARN",
+                ),
             ),
         ),
         "the allreduce of vLLM for small messages gets wrong data, though NCCL gets right ones on "
@@ -367,7 +381,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"PCIe oneshot allreduce[^\n]*first dispatch|one-shot pull kernels?[^\n]*never",
                     STANDS,
                 ),
-                (r"NCCL WARN",),
+                (r"NCCL WARN|Application startup complete",),
             ),
         ),
         "an allreduce that was made for PCIe polls for a flag of its peer that does not arrive: "
@@ -443,21 +457,20 @@ SYMPTOMS: tuple[Symptom, ...] = (
             ),
         ),
         "ranks wait for each other where torch's symmetric memory is set up: the group spans hosts "
-        "without a common NVLink fabric, or the process sees some of the host's GPUs alone",
+        "without a common NVLink fabric, the process sees some of the host's GPUs alone, or the "
+        "fabric is not well",
         "do without: VLLM_ALLREDUCE_USE_SYMM_MEM=0 (SGLang: leave --enable-torch-symm-mem out, "
-        "and a release after July 2026), or let the process see all GPUs of the host",
+        "and a release after July 2026), or let the process see all GPUs; reboot a host where it "
+        "hangs with all of them",
         "medium",
         f"{VLLM}38550",
     ),
     Symptom(
         "windows-hang",
         (
+            When((r"ncclCommWindowRegister", STANDS), (GARBAGE,)),
             When(
-                (
-                    r"--enable-symm-mem|VLLM_USE_NCCL_SYMM_MEM ?= ?1|ncclCommWindowRegister",
-                    STANDS,
-                ),
-                (GARBAGE, r"(?i)without[^\n]{0,20}--enable-symm-mem[^\n]{0,20}(?:also|too|still)"),
+                (rf"{_SYMMETRIC}[^\n]{{0,120}}{_DEADLOCK}|{_DEADLOCK}[^\n]{{0,120}}{_SYMMETRIC}",)
             ),
         ),
         "ranks with NCCL's symmetric memory wait for each other for ever: one registers a window "
@@ -472,9 +485,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (
-                    r"--enable-symm-mem|VLLM_USE_NCCL_SYMM_MEM ?= ?1|NCCL_SYMMETRIC"
-                    r"|(?i:NCCL)[^\n]{0,20} symmetric[- ](?:memory|collectives)",
-                    GARBAGE,
+                    rf"{_SYMMETRIC}[^\n]{{0,160}}{_WRONG}|{_WRONG}[^\n]{{0,160}}{_SYMMETRIC}",
                     r"(?i)graph",
                 ),
             ),

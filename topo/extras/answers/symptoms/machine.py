@@ -5,6 +5,9 @@ from __future__ import annotations
 from ..symptom import Symptom, When
 from .common import MNNVL_FRAMES, NCCL, STANDS, TESTS, TORCH, VLLM
 
+# A server on the GPUs of the training, which keeps groups of the NVSwitches while it sleeps.
+_COLOCATED = r"(?i)--colocate\b|\bcolocat[^\n]{0,80}sglang|sglang[^\n]{0,80}\bcolocat"
+
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "fabric-manager",
@@ -261,7 +264,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When((r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'",)),
             When((r"NVSwitch", r"Resource temporarily unavailable", r"\b2\.29\.")),
-            When((r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory", r"(?i)\bcolocat")),
+            When((r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory", _COLOCATED)),
         ),
         "the NVSwitches have no room for another group that adds in them (128 for all jobs): too "
         "many communicators, or a server on the same GPUs that keeps some while it sleeps; NCCL "
@@ -277,7 +280,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory",),
-                (r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'", r"(?i)\bcolocat"),
+                (r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'", _COLOCATED),
             ),
             When((r"transport/nvls\.cc:\d+ [^\n]{0,40}NCCL WARN (?:Cuda|CUDA) failure",)),
         ),

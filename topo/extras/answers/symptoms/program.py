@@ -60,7 +60,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "out, while the others wait for it in a collective",
         "use a release where each idle rank takes part (vLLM's pull requests 44601 and "
         "53578), else --data-parallel-size 1, or no expert parallelism",
-        "medium",
+        "low",
         f"{VLLM}43547",
     ),
     Symptom(

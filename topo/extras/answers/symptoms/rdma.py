@@ -310,7 +310,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "let the server allocate its cache as fabric memory, if it can (with IMEX in the "
         "container), and see by UCX_PROTO_INFO=y what is used; else give UCX the NICs (UCX_TLS "
         "with rc)",
-        "medium",
+        "low",
         "https://github.com/vllm-project/vllm/pull/51377",
     ),
     Symptom(
