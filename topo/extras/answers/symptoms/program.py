@@ -162,14 +162,15 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"(?i)\b(?:hangs?|hanging|hung|stuck|deadlock\w*|watchdog)\b",
-                    r"enable-dp-attention|speculative[-_](?:algorithm|config)|DSPARK|\bEAGLE3?\b",
+                    r"enable-dp-attention|speculative[-_](?:algorithm|config)|DSPARK|\bEAGLE3?\b"
+                    r"|\bMTP\b|num_speculative_tokens",
                 ),
                 (r"NCCL WARN", r"[Oo]ut[ OfM]*[Oo]f[Mm]emory|out of memory", r"\bXid\b"),
             ),
         ),
         "with speculative decoding or attention by data parallelism ranks can take different "
-        "branches (samples that differ, empty batches), so that some call a collective and others "
-        "do not",
+        "branches (samples that differ, empty batches, the end of the longest context), so that "
+        "some call a collective and others do not",
         "try without speculative decoding, or with as many data-parallel as tensor-parallel ranks, "
         "and a newer release of the server; py-spy dump on each rank shows who waits where",
         "low",

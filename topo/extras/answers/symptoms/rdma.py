@@ -15,7 +15,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When((r"NET/IB ?: Unable to open device|ibv_open_device failed",)),
             When(
                 (r"libibverbs: Warning: couldn't open config directory|Failed to open device\b",),
-                (r"No suitable GID found on",),
+                # Mooncake's line of any failure to start.
+                (r"Failed to open device \S+ on port ",),
             ),
         ),
         "the process may not open a NIC that it sees: in a container the device is missing or not "
@@ -68,7 +69,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (
                     r"(?:ibv_)?(?:exp_)?reg_(?:dmabuf_)?mr[^\n]{0,120} failed[^\n]{0,60}"
                     r"(?:Bad address|Invalid argument|not supported)"
-                    r"|RegisterRdmaMemoryRegion failed",
+                    r"|RegisterRdmaMemoryRegion failed|Mooncake memory registration failed"
+                    r"|Failed to register memory 0x[0-9a-f]+: (?:Invalid argument|Bad address)"
+                    r"|DMA BUF support\w* required for GPU RDMA without nvidia-peermem",
                 )
             ),
         ),
@@ -291,6 +294,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "MLNX_OFED or rdma-core, try NCCL_IB_MERGE_NICS=0, and see what NCCL_DEBUG=INFO says of it",
         "medium",
         "https://github.com/deepseek-ai/DeepEP/issues/628",
+    ),
+    Symptom(
+        "gin-depth",
+        (When((r"GIN_IB_PROXY does not support specifying qp depth",)),),
+        "DeepEP V2 asks for queues of a depth that NCCL's sends by GPUs (GIN) have with GDAKI "
+        "alone, and here NCCL lets the CPU send in their place (proxy)",
+        "let NCCL use GDAKI (NCCL_GIN_TYPE=3), which needs a NIC and a driver for it, see "
+        "NCCL_DEBUG=INFO; or a DeepEP with its pull request 646",
+        "high",
+        "https://github.com/deepseek-ai/DeepEP/pull/646",
     ),
     Symptom(
         "gin-meeting",
