@@ -13,3 +13,8 @@ HANGS = (
     r"|Timed out waiting \d+ ?ms for (?:send|recv) operation"
     r"|WorkNCCL::checkTimeout|ProcessGroupNCCL::ncclCommWatchdog"
 )
+# What people write of a run that stands still.
+STANDS = (
+    r"(?i)\b(?:hangs?|hanging|hung|stuck|freez\w*|froze\w*|deadlock\w*|wedge[sd]?|livelock\w*"
+    r"|spin[- ]wait|spins?|spinning|never (?:returns?|completes?|becomes ready|reach\w*))\b"
+)

@@ -35,6 +35,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}795",
     ),
     Symptom(
+        "nixl-disconnected",
+        (When((r"NIXL_ERR_REMOTE_DISCONNECT",)),),
+        "the connection by which prefill and decode hand on their caches (NIXL, UCX) has broken: "
+        "the peer ended or was not ready, or its link failed; it is not set up anew by itself",
+        "look into the peer's log and its NIC first; then restart both sides, start decode after "
+        "prefill is ready, and update NIXL",
+        "low",
+        "https://github.com/ai-dynamo/nixl/issues/1983",
+    ),
+    Symptom(
         "ray-worker-died",
         (
             When(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import HANGS, NCCL, TESTS, VLLM
+from .common import HANGS, NCCL, STANDS, TESTS, VLLM
 
 # What says that a server came past NCCL's start, or that GPUs have NVSwitches with SHARP.
 _STARTED = (
@@ -11,6 +11,13 @@ _STARTED = (
     r"|via NET/|NCCL WARN|[Ee]rror"
 )
 _NVSWITCH = r"\bG?B[23]00\b|\d ?x ?B[23]00\b"
+# What people write of a model whose output is wrong.
+_GARBAGE = (
+    r"(?i)[`'\"]!{4,}|\b(?:gibberish|garbage(?! collect)|garbled|nonsense|degenerate)\b"
+    r"|\bcorrupt\w*\b(?!/incomplete)"
+    r"|wrong (?:data|output|results?|values)|silently wrong|repeated[- ]tokens?"
+)
+
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -60,6 +67,28 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "Resizable BAR in the BIOS, use a patch for these cards, else NCCL_P2P_DISABLE=1",
         "medium",
         "https://github.com/tinygrad/open-gpu-kernel-modules/issues/36",
+    ),
+    Symptom(
+        "static-bar1",
+        (
+            When(
+                (
+                    r"RMForceStaticBar1|(?i:static BAR1)|(?i:patched[^\n]{0,40}(?:driver|module))"
+                    r"|\b\d{3}\.\d+\.\d+-p2p\b",
+                    STANDS,
+                    r"(?i)\bP2P\b",
+                ),
+                (r"NVLink[^\n]{0,20}\bNV\d", r"(?i)\bCNS\b|virtual machine|\bVM\b", r"NCCL WARN"),
+            ),
+        ),
+        "a driver that was patched for P2P claims it, though it does not map all of the GPU's "
+        "memory on PCIe (static BAR1), as where the GPU has a display: NCCL's start hangs; else "
+        "the IOMMU or ACS",
+        'set options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;PeerMappingOverride=1" in '
+        "modprobe.d and reboot (see /proc/driver/nvidia/params), or a later patch; "
+        "NCCL_P2P_DISABLE=1 does without",
+        "low",
+        "https://github.com/noonghunna/club-3090/issues/873",
     ),
     Symptom(
         "p2p-claimed",
@@ -339,6 +368,61 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{VLLM}49101",
     ),
     Symptom(
+        "custom-allreduce-wrong",
+        (
+            When(
+                (
+                    r"(?i)custom[- ]all[- ]?reduce(?! is disabled)|\bcustom AR\b",
+                    _GARBAGE,
+                    r"(?i)\bP2P\b|\bdriver\b|peer (?:path|access|write)",
+                ),
+                (
+                    r"(?i)(?:still|also|even) [^\n]{0,40}disable-custom-all-reduce",
+                    r"(?i)disable-custom-all-reduce[^\n]{0,40}(?:still|not|n't|no) ",
+                    r"disable-custom-all-reduce *\\?$|disable_custom_all_reduce=True",
+                    r"(?:serve|launch_server|api_server)\b[^\n]*--disable-custom-all-reduce",
+                    r"NCCL WARN",
+                ),
+            ),
+        ),
+        "the allreduce of vLLM for small messages gets wrong data, though NCCL gets right ones on "
+        "the same way: found over PCIe with drivers patched for P2P, and with 595.91",
+        "start with --disable-custom-all-reduce, with which NCCL does it over P2P all the same; "
+        "then another release of the driver",
+        "medium",
+        "https://github.com/noonghunna/club-3090/issues/922",
+    ),
+    Symptom(
+        "pcie-oneshot",
+        (
+            When(
+                (
+                    r"PCIe oneshot allreduce[^\n]*first dispatch|one-shot pull kernels?[^\n]*never",
+                    STANDS,
+                ),
+                (r"NCCL WARN|Application startup complete",),
+            ),
+        ),
+        "an allreduce that was made for PCIe polls for a flag of its peer that does not arrive: "
+        "the GPUs write to each other through the CPU (PHB), or it reads where it should write",
+        "switch it off (VLLM_ENABLE_PCIE_ALLREDUCE=0, --disable-custom-all-reduce); if NCCL hangs "
+        "too, NCCL_P2P_DISABLE=1, then see IOMMU and ACS",
+        "medium",
+        "https://github.com/local-inference-lab/rtx6kpro/issues/21",
+    ),
+    Symptom(
+        "flashinfer-hosts",
+        (When((r"\[fd_exchange\] timed out connecting to",)),),
+        "FlashInfer's allreduce over NVLink hands memory on by sockets in /tmp, which works within "
+        "one host alone, and the group spans hosts without a common NVLink fabric (or containers); "
+        "each attempt costs 30 s and memory",
+        'switch the joined allreduce off: vLLM --compilation-config \'{"pass_config": '
+        '{"fuse_allreduce_rms": false}}\' and VLLM_ALLREDUCE_USE_FLASHINFER=0, SGLang '
+        "--enforce-disable-flashinfer-allreduce-fusion",
+        "high",
+        f"{VLLM}51986",
+    ),
+    Symptom(
         "symmetric-without-links",
         (When((r"CUDA driver error: invalid device ordinal",)),),
         "torch's symmetric memory, which vLLM and FlashInfer use for allreduce, maps the memory of "
@@ -420,6 +504,36 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "fuse_allreduce_rms false), or update FlashInfer and the program",
         "medium",
         "https://github.com/sgl-project/sglang/issues/29073",
+    ),
+    Symptom(
+        "symmetric-meeting",
+        (
+            When(
+                (
+                    r"_?symmetric_memory[^\n]{0,60}rendezvous|symm_mem\.rendezvous"
+                    r"|rendezvous[^\n]{0,40}symmetric[-_ ]memory|MultimemAllGatherer",
+                    STANDS,
+                ),
+                (r"NCCL WARN",),
+            ),
+        ),
+        "ranks wait for each other where torch's symmetric memory is set up: the group spans hosts "
+        "without a common NVLink fabric, the process sees some of the host's GPUs alone, or the "
+        "fabric is not well",
+        "do without: VLLM_ALLREDUCE_USE_SYMM_MEM=0 (SGLang: leave --enable-torch-symm-mem out, "
+        "and a release after July 2026), or let the process see all GPUs; reboot a host where it "
+        "hangs with all of them",
+        "medium",
+        f"{VLLM}38550",
+    ),
+    Symptom(
+        "llama-split",
+        (When((r"ggml-backend-meta\.cpp:\d+: GGML_ASSERT",)),),
+        "this build of llama.cpp cannot divide the tensors of this model over these GPUs "
+        "(--split-mode tensor): their number, or an operation that it does not know",
+        "use --split-mode layer, or another number of GPUs (2, 4, 8), or a newer build",
+        "medium",
+        "https://github.com/ggml-org/llama.cpp/issues/26837",
     ),
     Symptom(
         "llama-without-nccl",

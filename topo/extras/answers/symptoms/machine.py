@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import HANGS, NCCL, TESTS, TORCH, VLLM
+from .common import HANGS, NCCL, STANDS, TESTS, TORCH, VLLM
+
+# A server on the GPUs of the training, which keeps groups of the NVSwitches while it sleeps.
+_COLOCATED = r"(?i)--colocate\b|\bcolocat[^\n]{0,80}sglang|sglang[^\n]{0,80}\bcolocat"
+# Frames and errors of FlashInfer's kernel that joins allreduce and norm, by multicast.
+_MNNVL_FRAMES = (
+    r"trtllm_mnnvl_(?:allreduce|fused|ar)\w*|flashinfer_trtllm_fused_allreduce_norm"
+    r"|(?i:mnnvl)[^\n]{0,80}\b(?:IMA|crash\w*|illegal)\b"
+)
+
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -343,7 +352,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "illegal-access",
-        (When((r"an illegal memory access was encountered",)),),
+        (When((r"an illegal memory access was encountered",), (_MNNVL_FRAMES,)),),
         "a kernel read or wrote outside its memory; NCCL's watchdog is often the first to notice, "
         "and neither it nor the network is the cause",
         "run with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer to see which kernel it is, and try "
@@ -356,11 +365,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When((r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'",)),
             When((r"NVSwitch", r"Resource temporarily unavailable", r"\b2\.29\.")),
+            When((r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory", _COLOCATED)),
         ),
         "the NVSwitches have no room for another group that adds in them (128 for all jobs): too "
-        "many communicators, and NCCL 2.29 fails there where 2.28 went on without",
+        "many communicators, or a server on the same GPUs that keeps some while it sleeps; NCCL "
+        "2.29 fails there where 2.28 went on without",
         "set NCCL_NVLS_ENABLE=0, or make fewer communicators (share process groups and meshes; "
-        "FSDP makes some for each way to shard)",
+        "FSDP makes some for each way to shard); with SGLang in the same job "
+        "--enforce-disable-flashinfer-allreduce-fusion",
         "medium",
         f"{NCCL}2077",
     ),
@@ -369,7 +381,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         (
             When(
                 (r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory",),
-                (r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'",),
+                (r"Multicast memory[^\n]{0,40}CUDA error 2 'out of memory'", _COLOCATED),
             ),
             When((r"transport/nvls\.cc:\d+ [^\n]{0,40}NCCL WARN (?:Cuda|CUDA) failure",)),
         ),
@@ -438,6 +450,20 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "do without such memory where GPUs have no fabric (NCCL_MNNVL_ENABLE=0)",
         "medium",
         "https://github.com/microsoft/mscclpp/issues/467",
+    ),
+    Symptom(
+        "spark-nvls",
+        (
+            When(
+                (r"\b2\.30\.4\b", r"\bGB10\b|DGX Spark|\bsm_?12\.?1\b", STANDS),
+                (r"2\.30\.4\b[^\n]{0,40}\bworks", r"NCCL WARN"),
+            ),
+        ),
+        "NCCL 2.30.4 hangs on DGX Sparks (GB10), which have no NVSwitch, in its code for adding in "
+        "the switches (NVLS), most often while the weights of experts are loaded",
+        "set NCCL_NVLS_ENABLE=0 on all hosts, or use NCCL 2.30.3, or a release after 2.30.4",
+        "medium",
+        f"{NCCL}2167",
     ),
     Symptom(
         "fabric-not-ready",

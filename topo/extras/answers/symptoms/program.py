@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import HANGS, NCCL, TORCH, VLLM
+from .common import HANGS, NCCL, STANDS, TORCH, VLLM
 
 SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
@@ -46,19 +46,131 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{TORCH}171495",
     ),
     Symptom(
+        "empty-step",
+        (
+            When(
+                (
+                    r"coordinate_batch_across_dp|(?i:zero[- ]token)[^\n]{0,60}\b(?:rank|step)",
+                    rf"{HANGS}|(?i:\b(?:hangs?|hanging|hung|stuck|deadlock\w*)\b)",
+                ),
+                (r"NCCL WARN",),
+            ),
+        ),
+        "with data and expert parallelism in vLLM a rank that has no tokens in a step leaves it "
+        "out, while the others wait for it in a collective",
+        "use a release where each idle rank takes part (vLLM's pull requests 44601 and "
+        "53578), else --data-parallel-size 1, or no expert parallelism",
+        "low",
+        f"{VLLM}43547",
+    ),
+    Symptom(
+        "weights-out-of-order",
+        (
+            When(
+                (
+                    r"full_tensor\(|_streaming_iter|get_per_tensor_param",
+                    r"(?i)send_weights|weight[- _](?:sync|transfer|update)|update_weights",
+                    rf"{HANGS}|(?i:\b(?:hangs?|hanging|hung|stuck|deadlock\w*)\b)",
+                ),
+            ),
+        ),
+        "while rank 0 sends gathered weights to the server, the other ranks already gather the "
+        "next ones, so that collectives of two groups wait for each other",
+        "gather all weights on all ranks before the sending (or synchronize after each gather), "
+        "and update TRL or verl",
+        "medium",
+        "https://github.com/huggingface/trl/issues/7103",
+    ),
+    Symptom(
+        "weight-transfer-api",
+        (
+            When(
+                (
+                    r"cannot import name 'NCCLTrainerSendWeightsArgs'"
+                    r"|NCCLWeightTransferEngine' has no attribute 'trainer_(?:init|send_weights)'"
+                    r"|No module named 'vllm\.distributed\.weight_transfer",
+                )
+            ),
+        ),
+        "the trainer does not fit this vLLM: the calls that send it weights came with 0.16 to "
+        "0.21, and those on the trainer's side changed in 0.28",
+        "use the versions that fit (TRL names the range it supports), and the same vLLM on the "
+        "trainer and the server",
+        "high",
+        "https://github.com/huggingface/trl/pull/7001",
+    ),
+    Symptom(
+        "packed-weights",
+        (
+            When(
+                (
+                    r"[\"'`]?\bpacked\b[\"'`]?(?: ?[:=] ?True)?",
+                    r"NCCLWeightTransfer|weight_transfer|update_weights|init_weight_transfer_engine",
+                    STANDS,
+                    r"(?i)vllm[^\n]{0,16}\b0\.(?:2[89]|3\d)\b|\b0\.28\b",
+                ),
+            ),
+        ),
+        "since vLLM 0.28 whether weights are sent packed is told where the transfer is set up, and "
+        "no longer with each update: the trainer packs, the server does not, and both wait",
+        "pass packed=True in the init info (NCCLWeightTransferInitInfo), or use a trainer that "
+        "supports this vLLM",
+        "medium",
+        "https://github.com/NovaSky-AI/SkyRL/pull/2114",
+    ),
+    Symptom(
+        "ray-group",
+        (
+            When(
+                (
+                    r"ray\.util\.collective|init_collective_group|nccl_checkpoint_engine",
+                    STANDS,
+                ),
+                (r"NCCL WARN",),
+            ),
+            When((r"Unable to meet other processes at the rendezvous store",)),
+        ),
+        "the ranks do not meet in the first group of ray.util.collective, by which verl sends "
+        "weights: an actor is late or named another group, or they race, which is not mended yet",
+        "start again on a fresh Ray cluster, see that trainer and rollout both reach the call, and "
+        "try another checkpoint engine (nixl, mooncake)",
+        "low",
+        "https://github.com/verl-project/verl/issues/6967",
+    ),
+    Symptom(
+        "nonblocking-start",
+        (
+            When(
+                (
+                    r"\bdevice_id\b",
+                    r"init_process_group|eager init",
+                    r"(?i)(?:torch|pytorch)[^\n]{0,12}\b2\.7\.0\b|nccl[^\n]{0,12}\b2\.26\b",
+                    STANDS,
+                ),
+                (r"NCCL WARN", r"(?i)torch(?:==|[: ]+v?)2\.(?:7\.[1-9]|[89]\.|\d\d)"),
+            ),
+        ),
+        "PyTorch 2.7.0 starts NCCL without waiting where device_id is passed to "
+        "init_process_group, with which NCCL 2.26 hangs now and then",
+        "set TORCH_NCCL_USE_COMM_NONBLOCKING=0, or use PyTorch 2.7.1 or later",
+        "medium",
+        f"{TORCH}153960",
+    ),
+    Symptom(
         "ranks-diverge",
         (
             When(
                 (
                     r"(?i)\b(?:hangs?|hanging|hung|stuck|deadlock\w*|watchdog)\b",
-                    r"enable-dp-attention|speculative[-_](?:algorithm|config)|DSPARK|\bEAGLE3?\b",
+                    r"enable-dp-attention|speculative[-_](?:algorithm|config)|DSPARK|\bEAGLE3?\b"
+                    r"|\bMTP\b|num_speculative_tokens",
                 ),
                 (r"NCCL WARN", r"[Oo]ut[ OfM]*[Oo]f[Mm]emory|out of memory", r"\bXid\b"),
             ),
         ),
         "with speculative decoding or attention by data parallelism ranks can take different "
-        "branches (samples that differ, empty batches), so that some call a collective and others "
-        "do not",
+        "branches (samples that differ, empty batches, the end of the longest context), so that "
+        "some call a collective and others do not",
         "try without speculative decoding, or with as many data-parallel as tensor-parallel ranks, "
         "and a newer release of the server; py-spy dump on each rank shows who waits where",
         "low",

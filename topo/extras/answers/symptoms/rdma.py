@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..symptom import Symptom, When
-from .common import NCCL
+from .common import NCCL, STANDS
 
 # The message of an InfiniBand completion: "with error 12", "status=12", "status=NAME(12)".
 _COMPLETION = r"Got completion [^\n]{{0,120}}with (?:error |status=)(?:\w+\()?{}\b"
@@ -13,7 +13,11 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "hca-not-opened",
         (
             When((r"NET/IB ?: Unable to open device|ibv_open_device failed",)),
-            When((r"libibverbs: Warning: couldn't open config directory|Failed to open device\b",)),
+            When(
+                (r"libibverbs: Warning: couldn't open config directory|Failed to open device\b",),
+                # Mooncake's line of any failure to start.
+                (r"Failed to open device \S+ on port ",),
+            ),
         ),
         "the process may not open a NIC that it sees: in a container the device is missing or not "
         "permitted, so its other ranks wait for it or all use TCP",
@@ -33,14 +37,30 @@ SYMPTOMS: tuple[Symptom, ...] = (
             ),
             When((r"ncclIbRoceGetVersionNum: (?:Invalid argument|No such)",)),
             When((r"ibv_query_gid failed",)),
+            When((r"No suitable GID found on \w",)),
         ),
         "the NIC's port has no usable address (GID) at the index in use, or the container does not "
         "see it; on InfiniBand rather ports of different subnets, or of Ethernet and InfiniBand",
-        "list them (show_gids, or /sys/class/infiniband/*/ports/*/gids), set NCCL_IB_GID_INDEX to "
-        "that of RoCE v2 with an IPv4 address on all hosts, or unset it; give the port an address; "
-        "compare link_layer of the ports in NCCL_IB_HCA on all hosts (ibv_devinfo)",
+        "list them (show_gids, or /sys/class/infiniband/*/ports/*/gids), set NCCL_IB_GID_INDEX "
+        "(Mooncake: MC_GID_INDEX) to that of RoCE v2 with an IPv4 address on all hosts, or unset "
+        "it; give the port an address; compare link_layer of the ports used (ibv_devinfo)",
         "medium",
         f"{NCCL}1573",
+    ),
+    Symptom(
+        "mooncake-gid",
+        (
+            When((r"RDMA device: \S+ LID: 0, GID: \(GID_Index \d+\) fe:80:",)),
+            When(
+                (r"(?i)mooncake", r"(?i)link-local[^\n]{0,40}\bGID\b|\bGID\b[^\n]{0,60}link-local")
+            ),
+        ),
+        "Mooncake has chosen an address (GID) of the RoCE port that holds on one link alone "
+        "(fe80::), so that other hosts are not reached",
+        "set MC_GID_INDEX on all hosts to the index of a routed RoCE v2 address (show_gids), or "
+        "update Mooncake",
+        "medium",
+        "https://github.com/ROCm/ATOM/issues/1748",
     ),
     Symptom(
         "dma-buf-topology",
@@ -59,7 +79,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (
                     r"(?:ibv_)?(?:exp_)?reg_(?:dmabuf_)?mr[^\n]{0,120} failed[^\n]{0,60}"
                     r"(?:Bad address|Invalid argument|not supported)"
-                    r"|RegisterRdmaMemoryRegion failed",
+                    r"|RegisterRdmaMemoryRegion failed|Mooncake memory registration failed"
+                    r"|Failed to register memory 0x[0-9a-f]+: (?:Invalid argument|Bad address)"
+                    r"|DMA BUF support\w* required for GPU RDMA without nvidia-peermem",
                 )
             ),
         ),
@@ -183,15 +205,15 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (
                     r"NET/OFI[^\n]{0,80}(?:Could not find any optimal provider"
                     r"|No eligible providers|Unable to find|fi_getinfo\(\) call failed)"
-                    r"|provider efa output empty list",
+                    r"|provider efa output empty list|fi_getinfo: -61\b",
                 )
             ),
         ),
         "the plugin for AWS' network finds no EFA device, so NCCL goes on over TCP or does not "
         "start",
-        "attach EFA to the instance, give the container /dev/infiniband/uverbs* and memlock=-1, "
-        "and install the EFA software of one version on host and image; fi_info -p efa lists "
-        "devices",
+        "attach EFA to the instance, give the container its /dev/infiniband/uverbs* (by the device "
+        "plugin; not all of /dev/infiniband, where B200 hosts have other NICs) and memlock=-1, and "
+        "install one version of EFA's software on host and image; fi_info -p efa lists devices",
         "high",
         f"{NCCL}229",
     ),
@@ -338,6 +360,47 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "nvidia_peermem and the driver's options for IBGDA, and try ib_write_bw between the hosts",
         "low",
         "https://github.com/deepseek-ai/DeepEP/issues/55",
+    ),
+    Symptom(
+        "gin-depth",
+        (When((r"GIN_IB_PROXY does not support specifying qp depth",)),),
+        "DeepEP V2 asks for queues of a depth that NCCL's sends by GPUs (GIN) have with GDAKI "
+        "alone, and here NCCL lets the CPU send in their place (proxy)",
+        "let NCCL use GDAKI (NCCL_GIN_TYPE=3), which needs a NIC and a driver for it, see "
+        "NCCL_DEBUG=INFO; or a DeepEP with its pull request 646",
+        "high",
+        "https://github.com/deepseek-ai/DeepEP/pull/646",
+    ),
+    Symptom(
+        "gin-meeting",
+        (When((r"[Gg]inIbAllGather", STANDS)),),
+        "NCCL's start of sends by GPUs (GIN) passes data to the next rank by RDMA, without a time "
+        "limit, and that one's NIC is not reached: rails are separate networks, or NICs of one "
+        "host cannot reach each other",
+        "set NCCL_CROSS_NIC=0, or join the rails; NCCL_GIN_ENABLE=0 does without",
+        "medium",
+        f"{NCCL}2203",
+    ),
+    Symptom(
+        "kv-without-fabric",
+        (When((r"does not have fabric property",)),),
+        "UCX (NIXL) cannot hand on this memory over the NVLink fabric between hosts, as it was not "
+        "allocated for that, and goes on by RDMA or TCP",
+        "let the server allocate its cache as fabric memory, if it can (with IMEX in the "
+        "container), and see by UCX_PROTO_INFO=y what is used; else give UCX the NICs (UCX_TLS "
+        "with rc)",
+        "low",
+        "https://github.com/vllm-project/vllm/pull/51377",
+    ),
+    Symptom(
+        "ucx-no-transport",
+        (When((r"no active messages transport to [^\n]{0,200}no peer failure handler",)),),
+        "UCX is asked for connections that notice when the peer fails (as by NIXL), and none of "
+        "the transports that UCX_TLS leaves does so",
+        "add tcp, or rc, to UCX_TLS (or unset it), or update UCX; NIXL's option "
+        "ucx_error_handling_mode=none does without the notice",
+        "medium",
+        "https://github.com/ai-dynamo/nixl/pull/1846",
     ),
     Symptom(
         "efa-group",

@@ -193,6 +193,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
                     r"|application was compiled with too old version of NCCL",
                 )
             ),
+            When((r"NCCLWindowAllocator", r"(?i)segfault|segmentation fault|signal 11\b")),
         ),
         "ranks run different versions of NCCL, or another one than the program was built with",
         "use one image on all hosts, and see which libnccl.so is loaded (LD_LIBRARY_PATH, "
