@@ -191,7 +191,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 ),
                 (
                     r"NCCL WARN|nNodes [2-9]|via NET/|(?i:nodes|nnodes|multi-?node|Traceback)",
-                    r"(?i)out of memory|[A-Z]\w+Error\b",
+                    r"(?i)out of memory|[A-Z]\w+Error\b|NCCL_CUMEM|NCCL_SHM",
                     _STILL,
                 ),
             ),

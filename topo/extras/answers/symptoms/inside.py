@@ -356,12 +356,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"custom_all_reduce\.cuh?:\d+[^'(\n]{0,40}['(]?"
-                    r"(?:invalid argument|peer access is not supp|resource already mapped)",
+                    r"(?:invalid (?:argument|resource handle)|peer access is not supp"
+                    r"|resource already mapped)",
                 )
             ),
         ),
         "the allreduce of vLLM and SGLang for small messages cannot map the memory of another "
-        "rank: GPUs that do not reach each other, memory of expandable segments, or an old driver",
+        "rank: GPUs that do not reach each other or are in another host, memory of expandable "
+        "segments, or an old driver",
         "start with --disable-custom-all-reduce, with which NCCL does it; where the GPUs do reach "
         "each other, leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out",
         "medium",

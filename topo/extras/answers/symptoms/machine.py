@@ -244,6 +244,26 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{NCCL}1838",
     ),
     Symptom(
+        "cumem",
+        (
+            When(
+                (
+                    r"(?:NCCL_CUMEM_(?:HOST_)?ENABLE|NCCL_SHM_DISABLE) ?= ?[01][^\n]{0,60}"
+                    r"\b(?:fix(?:es|ed)|cures?d?|works?|worked|isolates?|resolve[sd]?|avoids?)\b"
+                    r"|(?:fix(?:es|ed)|cure[sd]|works? (?:with|only)|resolve[sd]|unless)[^\n]{0,40}"
+                    r"NCCL_CUMEM_(?:HOST_)?ENABLE ?= ?0",
+                ),
+                (r"(?i)(?:still|also|even) [^\n]{0,60}NCCL_CUMEM",),
+            ),
+        ),
+        "what NCCL shares between ranks of a host by CUDA's virtual memory (cuMem) does not "
+        "arrive: a container, a snapshot or a fault of that exchange",
+        "keep the setting that makes it run (NCCL_CUMEM_HOST_ENABLE=0, NCCL_CUMEM_ENABLE=0), and "
+        "look in a newer NCCL whether it is needed still",
+        "medium",
+        f"{NCCL}2350",
+    ),
+    Symptom(
         "no-gpus",
         (
             When(
@@ -295,7 +315,12 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     Symptom(
         "device-not-set",
-        (When((r"(?:Cuda|CUDA) (?:failure|Runtime|error)[^\n]{0,20}invalid resource handle",)),),
+        (
+            When(
+                (r"(?:Cuda|CUDA) (?:failure|Runtime|error)[^\n]{0,20}invalid resource handle",),
+                (r"custom_all_reduce",),
+            ),
+        ),
         "a stream or an event of one GPU is used while another one is the current device: the "
         "process has not set its device, or threads share it",
         "call torch.cuda.set_device(LOCAL_RANK), or cudaSetDevice in each thread, before the first "
