@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from needs import has_extra
 
 from topoplan.cli.commands import list_commands
 from topoplan.cli.topoplan import main
@@ -71,3 +72,9 @@ def test_help_shows_the_help_of_a_command(name: str, capsys: pytest.CaptureFixtu
     assert run(f"help {name}") == run(f"{name} --help") == 0
     first, second = capsys.readouterr().out.split(f"usage: topoplan {name}")[1:]
     assert first == second
+
+
+@pytest.mark.skipif(not has_extra("joint"), reason="without the extra: joint")
+def test_what_needs_a_topology_alone_asks_for_that(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("synth --groups tp:allreduce:64M=0,1") == 2
+    assert "no topology given; expected one, such as dgx1 or a file" in capsys.readouterr().err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from topoplan.synth.pictures.drawing import STYLE
+import pytest
+
+from topoplan.synth.pictures.drawing import STYLE, show_us
 
 
 def _find_lightness(colour: str) -> float:
@@ -25,3 +27,11 @@ def test_a_plan_and_stock_can_be_distinguished_without_colours() -> None:
         )
         assert abs(plan - stock) >= 18
         assert min(abs(plan - paper), abs(stock - paper)) >= 40
+
+
+@pytest.mark.parametrize(
+    ("us", "shown"),
+    [(12.34, "12.3 us"), (999.7, "1 ms"), (4500, "4.5 ms"), (999_700, "1 s"), (1.2e6, "1.2 s")],
+)
+def test_a_time_has_the_unit_that_it_is_rounded_to(us: float, shown: str) -> None:
+    assert show_us(us) == shown

@@ -76,7 +76,7 @@ def _list_lines(verdict: FileVerdict, least: float | None, in_full: bool) -> lis
     for finding in verdict.findings[1:]:
         lines += _list_finding_lines(f"also {finding.name}", finding)
     lines += [f"  note: {note}" for note in verdict.notes]
-    if topology is None:  # the reason why nothing was judged has been said
+    if topology is None and not verdict.is_answer:  # the line on the topology has said why
         lines[2:] = [line.replace(machine.source, "no topology") for line in lines[2:]]
     if least is not None:
         lines += [

@@ -28,8 +28,9 @@ KEEP, FILE, HOOK, BACKEND = "keep", "file", "hook", "backend"
 MIN_GAIN = 1.05
 # Share of the plan's rate from which a file is as good: it needs no change of code.
 _AS_GOOD = 0.95
-# Work for the search for a file, in seconds of an idle core. It is not limited by the clock, on
-# which advice would depend. With more GPUs than this none is searched.
+# Work for the search for a file, in seconds of an idle core: advice must not depend on how busy the
+# machine is, and the clock of 60 s ends no search of this size that was seen (7.5 s at most). With
+# more GPUs than this none is searched.
 _FILE_WORK_s, _MAX_FILE_RANKS = 5.0, 16
 # A size is compared if both sides reach this share of their rates at _LARGE_bytes there: below it
 # latency decides, which no model here has been held against several GPUs for.

@@ -15,11 +15,12 @@ from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log, write_tab
 from needs import long_cases
 
 from topoplan.cli.extras import judge as command
-from topoplan.synth.extras.judge import machine
+from topoplan.synth.extras.judge import machine, options
 from topoplan.synth.extras.judge.file_contents import Measurement
 from topoplan.synth.extras.judge.options import find_limits
 from topoplan.synth.extras.judge.verdict import MeasuredRow, MeasuredVerdict
 from topoplan.synth.ir.collective import Collective
+from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError
 from topoplan.topo.loader.resolve import load_for_planning
 from topoplan.topo.presets import preset
@@ -632,3 +633,11 @@ def test_a_preset_of_the_same_gpus_is_proposed_where_no_machine_is_named(
     assert file["topology_source"] == source == file["verdict"]["message"]
     shown = desk.run(text)[1]
     assert shown.count(source) == 1 and "not compared with a bound: no topology\n" in shown
+
+
+def test_a_plan_without_a_limit_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no entry of it has a rate: `max` of nothing would be a traceback."""
+    _, router = load_for_planning(preset("full:4"))
+    monkeypatch.setattr(Plan, "limit_GBps", lambda plan, entry: None)
+    found = options.find_helped_options(Collective("allreduce", 2), router, [0, 1], [2])
+    assert found.options == () and found.plan is not None

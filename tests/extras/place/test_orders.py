@@ -7,9 +7,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,10 +20,14 @@ from numpy.typing import NDArray
 from ranks import place as bodies
 
 from topoplan.cli.extras.place import main
+from topoplan.synth.bounds.certificate import Bound
+from topoplan.synth.extras.place.explain import explain_order
 from topoplan.synth.extras.place.job import read_job
 from topoplan.synth.extras.place.orders import FORMATS, list_hints, write_order
 from topoplan.synth.extras.place.placement import Placement
 from topoplan.synth.extras.place.placing import place
+from topoplan.synth.ir.collective import collective_on
+from topoplan.synth.numeric.effort import Effort
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.extras.clusters import read_box
 from topoplan.topo.formats.detect import read_topology_text
@@ -275,3 +281,10 @@ def test_a_device_mesh_groups_ranks_by_the_hosts_that_they_are_on() -> None:
         assert tp == ([0, 2] if rank in (0, 2) else [1, 3])
         assert dp in ([0, 1], [2, 3], [0, 3], [1, 2]) and rank in dp
         assert said.startswith("the placement is for 3 ranks, and 4 are running")
+
+
+def test_no_order_is_searched_for_an_explanation_once_the_time_is_over() -> None:
+    ring = preset("ring:4")
+    collective, bound = collective_on("allreduce", ring), cast("Bound", None)
+    assert explain_order(ring, collective, bound, Effort()) is not None
+    assert explain_order(ring, collective, bound, Effort(60, began=time.monotonic() - 61)) is None

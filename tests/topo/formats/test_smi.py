@@ -973,3 +973,16 @@ def test_the_rates_of_bus_grind_are_noted() -> None:
     rates += " 0 257.84 3.32\n 1 3.32 263.90\n"
     notes = read_topology_text(f"{rates}\n{alike(2, 'PHB')}", "m").notes
     assert any("measured by busGrind (P2P enabled: 3.32 GB/s one way)" in str(n) for n in notes)
+
+
+def test_a_p2p_matrix_of_too_many_gpus_is_left_out_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(smi.facts, "MAX_PAIRED", 1)
+    read = smi.read(
+        "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-23\nGPU1\tPHB\t X \t0-23\n\n"
+        " \tGPU0\tGPU1\t\n GPU0\tX\tCNS\t\n GPU1\tOK\tX\t\n",
+        "text",
+    )
+    said = [str(note) for note in read.extra["notes"]]
+    assert "the -p2p matrix of line 5 has more than 1 GPUs; left out" in said

@@ -111,7 +111,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 )
             ),
         ),
-        "in a virtual machine the driver does not see the way between the GPUs on PCIe, and "
+        "in a virtual machine the driver does not see the path between the GPUs on PCIe, and "
         "refuses P2P (CNS: chipset not supported), so all they send passes through the memory",
         "name the GPUs that the host lets reach each other: x-nv-gpudirect-clique=0 of QEMU's "
         "vfio-pci (Cloud Hypervisor: x_nv_gpudirect_clique), with the hypervisor not hidden",
@@ -207,7 +207,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "wrong-values",
         (When((r"Out of bounds values ?: [1-9]\d* FAILED",)),),
-        "data change on the way between GPUs: P2P or GPUDirect RDMA through ACS or the IOMMU, a "
+        "data change in transit between GPUs: P2P or GPUDirect RDMA through ACS or the IOMMU, a "
         "faulty GPU or link, or a fault of this version of NCCL",
         "try NCCL_P2P_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, pairs of GPUs, and another version of "
         "NCCL; what makes it right names the part; topo-probe --check looks for ACS and the IOMMU",
@@ -388,7 +388,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
             ),
         ),
         "the allreduce of vLLM for small messages gets wrong data, though NCCL gets right ones on "
-        "the same way: found over PCIe with drivers patched for P2P, and with 595.91",
+        "the same path: found over PCIe with drivers patched for P2P, and with 595.91",
         "start with --disable-custom-all-reduce, with which NCCL does it over P2P all the same; "
         "then another release of the driver",
         "medium",

@@ -396,7 +396,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "many communicators, or a server on the same GPUs that keeps some while it sleeps; NCCL "
         "2.29 fails there where 2.28 went on without",
         "set NCCL_NVLS_ENABLE=0, or make fewer communicators (share process groups and meshes; "
-        "FSDP makes some for each way to shard); with SGLang in the same job "
+        "FSDP makes some for each kind of sharding); with SGLang in the same job "
         "--enforce-disable-flashinfer-allreduce-fusion",
         "medium",
         f"{NCCL}2077",

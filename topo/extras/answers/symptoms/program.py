@@ -111,8 +111,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 ),
             ),
         ),
-        "since vLLM 0.28 whether weights are sent packed is told where the transfer is set up, and "
-        "no longer with each update: the trainer packs, the server does not, and both wait",
+        "since vLLM 0.28 the setup of the transfer says whether weights are sent packed, no longer "
+        "each update: the trainer packs, the server does not, and both wait",
         "pass packed=True in the init info (NCCLWeightTransferInitInfo), or use a trainer that "
         "supports this vLLM",
         "medium",

@@ -281,8 +281,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 )
             ),
         ),
-        "NVSHMEM 3.5.19 and later order their queues in another way than this DeepEP was written "
-        "for, so that ranks of other hosts never get its numbers",
+        "NVSHMEM 3.5.19 and later order their queues differently from what this DeepEP expects, "
+        "so that ranks of other hosts never get its numbers",
         "use DeepEP with its change 564 (pull request), built against the same NVSHMEM, or "
         "NVSHMEM 3.4.5",
         "medium",

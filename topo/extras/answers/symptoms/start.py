@@ -63,7 +63,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         "net-id",
         (When((r"Could not find NET with id \d+",)),),
-        "NCCL's search found no path between the hosts, and its way out names a NIC that is not "
+        "NCCL's search found no path between the hosts, and its fallback names a NIC that is not "
         "there: in 2.25 and 2.26 since it has joined NICs (NIC fusion)",
         "use NCCL 2.27 or later; see that all ranks of a host see the same NICs (containers, "
         "NCCL_IB_HCA)",
@@ -80,8 +80,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 )
             ),
         ),
-        "NCCL is told which network to use (NCCL_NET, often by the image of a cloud), and that one "
-        "finds no device here, or its plugin is not loaded",
+        "NCCL_NET, often set by the image of a cloud, names a network that finds no device here, or "
+        "whose plugin is not loaded",
         "unset NCCL_NET (in the environment, /etc/nccl.conf and the script that the image sources) "
         "or set NCCL_NET=Socket; for speed give the container the NICs and the plugin's library",
         "medium",
