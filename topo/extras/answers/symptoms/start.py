@@ -80,8 +80,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 )
             ),
         ),
-        "NCCL_NET, often set by the image of a cloud, names a network that finds no device here, or "
-        "whose plugin is not loaded",
+        "NCCL_NET, often set by the image of a cloud, names a network that finds no device here, "
+        "or whose plugin is not loaded",
         "unset NCCL_NET (in the environment, /etc/nccl.conf and the script that the image sources) "
         "or set NCCL_NET=Socket; for speed give the container the NICs and the plugin's library",
         "medium",
